@@ -1,0 +1,116 @@
+//! The file system device (virtio 1.2, 5.11): FUSE requests from the queues to a share tree and back.
+//!
+//! Two queues: one for requests that must not wait behind others (FORGET), one for all else; both are served by one
+//! thread, in order. No DAX window yet.
+//!
+//! Threats: a request is parsed by fuse-backend-rs, which checks lengths against the descriptors; the share tree checks
+//! names, node ids and handles. A chain that points outside of memory is answered with nothing and logged once.
+
+use std::sync::Arc;
+
+use event_manager::{EventOps, Events, MutEventSubscriber};
+use fuse_backend_rs::{
+    api::server::Server,
+    transport::{Reader, VirtioFsWriter},
+};
+use virtio::{Activation, Chain, Device, Memory, StartError, Virtqueue, Worker};
+use virtio_bindings::virtio_ids::VIRTIO_ID_FS;
+use virtiofs::ShareTree;
+use vmm_sys_util::epoll::EventSet;
+
+/// Bytes of the tag field in the configuration space.
+const TAG_LENGTH: usize = 36;
+const QUEUES: [u16; 2] = [128, 256];
+
+/// The file system device.
+pub struct Fs {
+    tree: Arc<ShareTree>,
+    config: Vec<u8>,
+    worker: Option<Worker>,
+}
+
+impl Fs {
+    /// Serves `tree` under `tag`, the name by which the guest mounts it.
+    #[must_use]
+    pub fn new(tag: &str, tree: Arc<ShareTree>) -> Self {
+        assert!(tag.len() < TAG_LENGTH, "the tag fits into its field");
+        let mut config = vec![0; TAG_LENGTH];
+        config[..tag.len()].copy_from_slice(tag.as_bytes());
+        config.extend(1u32.to_le_bytes()); // request queues besides the first
+        Self { tree, config, worker: None }
+    }
+}
+
+impl Device for Fs {
+    fn name(&self) -> &'static str {
+        "fs"
+    }
+
+    fn id(&self) -> u32 {
+        VIRTIO_ID_FS
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUES
+    }
+
+    fn config_space(&self) -> &[u8] {
+        &self.config
+    }
+
+    fn start(&mut self, activation: Activation) -> Result<(), StartError> {
+        let service =
+            Service { server: Server::new(Arc::clone(&self.tree)), queues: activation.queues, complained: false };
+        let worker = Worker::spawn("fs", Box::new(service));
+        self.worker = Some(worker.map_err(|error| StartError::Worker { device: "fs", error })?);
+        Ok(())
+    }
+
+    fn stop(&mut self) {
+        self.worker = None;
+    }
+}
+
+struct Service {
+    server: Server<Arc<ShareTree>>,
+    queues: Vec<Virtqueue>,
+    complained: bool,
+}
+
+impl MutEventSubscriber for Service {
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        for (index, queue) in (0..).zip(&self.queues) {
+            if let Err(error) = ops.add(Events::with_data(queue.doorbell(), index, EventSet::IN)) {
+                log::error!("virtio-fs: cannot listen to its doorbell: {error}");
+            }
+        }
+    }
+
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        let Self { server, queues, complained } = self;
+        let Some(queue) = queues.get_mut(events.data() as usize) else { return };
+        queue.answer_doorbell();
+        let served = queue.drain(|memory, chain| {
+            serve(server, memory, chain).unwrap_or_else(|error| {
+                if !*complained {
+                    log::warn!("virtio-fs: a request cannot be served: {error} (said once)");
+                    *complained = true;
+                }
+                0
+            })
+        });
+        if let Err(error) = served {
+            log::warn!("virtio-fs: {error}; the queue stops");
+            // Nothing more can be done with this queue until the driver resets the device.
+            let _ = ops.remove(Events::empty(queue.doorbell()));
+        }
+    }
+}
+
+/// Serves one request; returns the length of the reply.
+fn serve(server: &Server<Arc<ShareTree>>, memory: &Memory, chain: Chain) -> Result<u32, String> {
+    let reader = Reader::from_descriptor_chain(memory, chain.clone()).map_err(|error| error.to_string())?;
+    let writer = VirtioFsWriter::new(memory, chain).map_err(|error| error.to_string())?;
+    let written = server.handle_message(reader, writer.into(), None, None).map_err(|error| error.to_string())?;
+    Ok(written as u32)
+}

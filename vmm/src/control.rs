@@ -1,0 +1,98 @@
+//! Serves the owner's requests, one at a time, until it closes the socket.
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
+
+use devices::DialError;
+use virtiofs::{Limits, ShareError, ShareTree};
+use vmm_api::{Channel, ChannelError, Failure, Reply, Request, ShareName};
+
+use crate::{
+    ending::Owner,
+    machine::{self, Machine},
+};
+
+/// How long a guest may take to answer a dial. The owner's own deadline is longer.
+const DIAL_DEADLINE: Duration = Duration::from_secs(2);
+
+/// A refusal, or the one descriptor of the answer.
+type Answer = Result<Option<OwnedFd>, (Failure, String)>;
+
+/// The VMM before and after its machine runs.
+struct Vmm {
+    owner: Owner,
+    shares: Arc<ShareTree>,
+    machine: Option<Machine>,
+}
+
+/// Serves `control`; ends well when the owner has closed it.
+pub fn serve(control: &Channel, events: Channel) -> Result<(), ChannelError> {
+    let shares = Arc::new(ShareTree::new(Limits::default()));
+    let mut vmm = Vmm { owner: Owner::new(events)?, shares, machine: None };
+    loop {
+        let (request, fds) = match control.recv::<Request>() {
+            Ok(request) => request,
+            // With the owner goes the machine: the process ends, whatever the guest does.
+            Err(ChannelError::Closed) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        match vmm.answer(request, fds) {
+            Ok(None) => control.send(&Reply::Done, &[])?,
+            Ok(Some(fd)) => control.send(&Reply::Done, &[fd.as_fd()])?,
+            Err((failure, message)) => control.send(&Reply::Failed { failure, message }, &[])?,
+        }
+    }
+}
+
+impl Vmm {
+    fn answer(&mut self, request: Request, mut fds: Vec<OwnedFd>) -> Answer {
+        match (request, fds.len()) {
+            (Request::Boot(boot), 2) => {
+                if self.machine.is_some() {
+                    return Err((Failure::WrongState, "the machine runs already".into()));
+                }
+                let (initramfs, kernel) = (fds.remove(1), fds.remove(0));
+                let machine = machine::boot(&boot, kernel, initramfs, &self.shares, &self.owner)
+                    .map_err(|error| (error.failure(), error.to_string()))?;
+                self.machine = Some(machine);
+                Ok(None)
+            }
+            (Request::AttachShare { name, read_only }, 1) => {
+                self.shares.attach(name.as_str(), fds.remove(0), read_only).map_err(|error| refused(&name, &error))?;
+                Ok(None)
+            }
+            (Request::DetachShare { name }, 0) => {
+                self.shares.detach(name.as_str()).map_err(|error| refused(&name, &error))?;
+                Ok(None)
+            }
+            (Request::Dial { port }, 0) => self.dial(port).map(Some),
+            (request, count) => Err((Failure::Invalid, format!("{count} descriptors do not belong to {request:?}"))),
+        }
+    }
+
+    fn dial(&self, port: u32) -> Result<OwnedFd, (Failure, String)> {
+        let Some(machine) = &self.machine else {
+            return Err((Failure::WrongState, "no machine runs yet".into()));
+        };
+        machine.dialer.dial(port, DIAL_DEADLINE).map_err(|error| {
+            let failure = match error {
+                DialError::Refused => Failure::NotFound,
+                DialError::NotRunning => Failure::WrongState,
+                DialError::TimedOut | DialError::TooMany => Failure::Internal,
+            };
+            (failure, format!("cannot open a stream to guest port {port}: {error}"))
+        })
+    }
+}
+
+fn refused(name: &ShareName, error: &ShareError) -> (Failure, String) {
+    let failure = match error {
+        ShareError::Exists(_) => Failure::AlreadyExists,
+        ShareError::NotFound(_) => Failure::NotFound,
+        _ => Failure::Internal,
+    };
+    (failure, format!("share {name}: {error}"))
+}

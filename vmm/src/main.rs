@@ -1,0 +1,50 @@
+//! `nacre-vmm`: one virtual machine, driven over its standard input (see `vmm-api`).
+//!
+//! It takes no arguments and opens no path but `/dev/kvm`: kernel, initramfs and shares arrive as descriptors, so the
+//! jail of ADR-0007 can close around it before it reads its first request.
+#![forbid(unsafe_code)]
+
+mod bus;
+mod control;
+mod ending;
+mod logger;
+mod machine;
+mod vcpu;
+
+use std::{
+    io::{stdin, stdout},
+    os::fd::AsFd,
+    process::ExitCode,
+};
+
+use vmm_api::Channel;
+
+const HELP: &str = "\
+nacre-vmm: one virtual machine of Nacre. It is started by containerd-shim-nacre-v2, not by hand.
+
+Standard input:  control socket (AF_UNIX, SOCK_SEQPACKET), requests of vmm-api.
+Standard output: event socket, of the same kind.
+Standard error:  log; NACRE_VMM_LOG=error|warn|info|debug|trace sets the level (default warn).
+";
+
+fn main() -> ExitCode {
+    if std::env::args_os().len() > 1 {
+        eprint!("{HELP}");
+        return ExitCode::from(2);
+    }
+    logger::init();
+    match serve() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log::error!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Serves the owner until it closes the control socket.
+fn serve() -> Result<(), Box<dyn std::error::Error>> {
+    let control = Channel::new(stdin().as_fd().try_clone_to_owned()?);
+    let events = Channel::new(stdout().as_fd().try_clone_to_owned()?);
+    Ok(control::serve(&control, events)?)
+}

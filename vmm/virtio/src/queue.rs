@@ -1,0 +1,102 @@
+//! A virtqueue with its doorbell and its interrupt: pop chains, push results, tell the guest when it wants to know.
+
+use std::{io, sync::Arc};
+
+use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::{Interrupt, Memory};
+
+/// A descriptor chain of a guest, in its memory. Every address in it is only an allegation.
+pub type Chain = DescriptorChain<Arc<Memory>>;
+
+/// The guest broke its queue; the device stops serving it.
+#[derive(Debug, thiserror::Error)]
+#[error("the guest's virtqueue is broken: {0}")]
+pub struct QueueError(#[from] virtio_queue::Error);
+
+/// One running queue.
+pub struct Virtqueue {
+    queue: Queue,
+    memory: Arc<Memory>,
+    doorbell: EventFd,
+    interrupt: Arc<dyn Interrupt>,
+}
+
+impl Virtqueue {
+    pub(crate) fn new(queue: Queue, memory: Arc<Memory>, doorbell: EventFd, interrupt: Arc<dyn Interrupt>) -> Self {
+        Self { queue, memory, doorbell, interrupt }
+    }
+
+    /// Rings when the guest has added chains.
+    #[must_use]
+    pub fn doorbell(&self) -> &EventFd {
+        &self.doorbell
+    }
+
+    /// Takes back the count of rings, so that the doorbell falls silent.
+    pub fn answer_doorbell(&self) {
+        match self.doorbell.read() {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            // An eventfd of ours that cannot be read is our bug, not the guest's.
+            Err(error) => panic!("doorbell of a virtqueue: {error}"),
+        }
+    }
+
+    /// The next chain, if there is one.
+    pub fn pop(&mut self) -> Option<Chain> {
+        self.queue.pop_descriptor_chain(Arc::clone(&self.memory))
+    }
+
+    /// Puts the last popped chain back: nothing of it has been used.
+    pub fn unpop(&mut self) {
+        self.queue.go_to_previous_position();
+    }
+
+    /// Hands a chain back with `written` bytes in its writable part.
+    pub fn push(&mut self, head: u16, written: u32) -> Result<(), QueueError> {
+        Ok(self.queue.add_used(self.memory.as_ref(), head, written)?)
+    }
+
+    /// Interrupts the guest if it asked to be told of what has been pushed.
+    pub fn notify(&mut self) -> Result<(), QueueError> {
+        if self.queue.needs_notification(self.memory.as_ref())? {
+            self.interrupt.queue();
+        }
+        Ok(())
+    }
+
+    /// Runs `serve` on every chain, with doorbells off while there is work and a last look after they are on again.
+    /// `serve` returns how many bytes it wrote.
+    pub fn drain(&mut self, mut serve: impl FnMut(&Memory, Chain) -> u32) -> Result<(), QueueError> {
+        loop {
+            self.queue.disable_notification(self.memory.as_ref())?;
+            while let Some(chain) = self.pop() {
+                let head = chain.head_index();
+                let written = serve(&Arc::clone(&self.memory), chain);
+                self.push(head, written)?;
+                self.notify()?;
+            }
+            if !self.await_more()? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Turns doorbells on again; true if chains arrived in the meantime.
+    pub fn await_more(&mut self) -> Result<bool, QueueError> {
+        Ok(self.queue.enable_notification(self.memory.as_ref())?)
+    }
+
+    /// Guest memory.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+}
+
+/// Builds an idle queue of at most `size` entries.
+pub(crate) fn idle(size: u16) -> Queue {
+    Queue::new(size).expect("queue sizes of our devices are powers of two")
+}
