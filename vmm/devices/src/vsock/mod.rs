@@ -28,6 +28,8 @@ mod connection;
 mod device;
 mod mux;
 mod packet;
+#[cfg(test)]
+mod tests;
 
 pub use device::{DialError, Dialer, Vsock};
 pub use mux::StreamHost;
