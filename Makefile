@@ -1,0 +1,73 @@
+# Nacre's commands for people. `make help` lists them; README.md explains them.
+SHELL := /bin/bash
+.ONESHELL:
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# Everything that can be rebuilt lies outside of the tree.
+export NACRE_CACHE ?= $(HOME)/.cache/nacre
+export CARGO_TARGET_DIR ?= $(NACRE_CACHE)/target
+STAGE := $(NACRE_CACHE)/stage
+LIB := $(STAGE)/usr/local/lib/nacre
+BIN := $(STAGE)/usr/local/bin
+LAB := $(CARGO_TARGET_DIR)/release/lab
+PROGRAMS := containerd-shim-nacre-v2 nacre-holder nacre-vmm
+
+say = @echo "==> $(1)" >&2
+
+.PHONY: help demo test check unit house vm bench lab build kernel agent needs lab-ready install clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+needs: ## install the Debian packages that building and the lab need
+	@tests/lab/needs
+
+kernel: needs ## build the guest kernel (cached)
+	@vmm/guest-kernel/build
+
+agent: ## build the guest agent and its initramfs
+	@guest-agent/initramfs $(NACRE_CACHE)/nacre-agent.cpio
+
+build: kernel agent ## build everything and lay it out as it is installed, in the cache
+	$(call say,building shim and VMM)
+	@cargo build --release --quiet -p shim -p vmm
+	mkdir -p $(BIN) $(LIB)
+	install -m 755 $(CARGO_TARGET_DIR)/release/containerd-shim-nacre-v2 $(BIN)/
+	install -m 755 $(CARGO_TARGET_DIR)/release/nacre-holder $(CARGO_TARGET_DIR)/release/nacre-vmm $(LIB)/
+	install -m 644 $(NACRE_CACHE)/nacre-agent.cpio $(NACRE_CACHE)/kernel/vmlinux $(LIB)/
+
+lab-ready: needs
+	$(call say,building the lab)
+	@cargo build --release --quiet -p lab
+	$(LAB) build
+
+lab: build lab-ready ## a shell in the lab, with Nacre installed
+	@$(LAB) shell --stage $(STAGE)
+
+demo: build lab-ready ## show the main job: containers in microVMs, through containerd
+	@tests/demo/run $(LAB) $(STAGE)
+
+test: check unit vm ## formatting, clippy, house rules, unit tests, then VM tests in the lab
+
+check: needs
+	$(call say,formatting and clippy)
+	@cargo fmt --all --check
+	cargo clippy --workspace --all-targets --all-features --quiet -- -D warnings
+
+unit: needs
+	$(call say,house rules and unit tests)
+	@cargo test --workspace --quiet
+
+vm: build lab-ready
+	$(call say,VM tests in the lab)
+	@tests/lab/cases $(LAB) $(STAGE)
+
+bench: build lab-ready ## count what a start costs, beside runc and pvisor
+	@tests/perf/bench $(LAB) $(STAGE) $(NACRE_CACHE)/bench
+
+install: build ## install on this machine, under /usr/local
+	@cp -r $(STAGE)/usr/local/. /usr/local/
+
+clean: ## remove what was built (the downloads and the lab's root stay)
+	@rm -rf $(CARGO_TARGET_DIR) $(STAGE) $(NACRE_CACHE)/nacre-agent.cpio

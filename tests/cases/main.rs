@@ -1,0 +1,18 @@
+//! VM tests: run in the lab by `make test`, one at a time, against a real containerd and a real KVM.
+//!
+//! ```text
+//!   first_light   the main job, as a user does it
+//!   rootfs        where the root comes from, and where writes go
+//!   stdio         bytes in, bytes out, end of file, order
+//!   refusals      bad input: a clear error, nothing left behind
+//!   faults        things that die
+//!   lifecycle     tasks that outlive their ctr: start, kill, wait, delete
+//! ```
+#![forbid(unsafe_code)]
+
+mod faults;
+mod first_light;
+mod lifecycle;
+mod refusals;
+mod rootfs;
+mod stdio;

@@ -1,0 +1,39 @@
+//! Who runs against whom: the same image, the same command, each by its own product.
+
+use std::process::{Command, Stdio};
+
+/// One way to run a container to its end.
+pub struct Contender {
+    /// Its name in tables.
+    pub name: &'static str,
+    /// The command; `{id}` becomes an id of the run's own.
+    words: &'static [&'static str],
+}
+
+const IMAGE: &str = "nacre.test/busybox:latest";
+
+/// All contenders; the first is ours.
+pub const ALL: [Contender; 3] = [
+    Contender { name: "nacre", words: &["ctr", "run", "--rm", "--runtime", tests::RUNTIME, IMAGE, "{id}", "true"] },
+    Contender {
+        name: "runc",
+        words: &["ctr", "run", "--rm", "--runtime", "io.containerd.runc.v2", IMAGE, "{id}", "true"],
+    },
+    Contender { name: "pvisor", words: &["pvisor", "run", "--rm", IMAGE, "true"] },
+];
+
+impl Contender {
+    /// Runs it once, with nothing of it on the terminal.
+    pub fn run(&self, id: &str) -> Result<(), String> {
+        let words: Vec<String> = self.words.iter().map(|word| word.replace("{id}", id)).collect();
+        let output = Command::new(&words[0])
+            .args(&words[1..])
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|error| format!("cannot run {}: {error}", words[0]))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(format!("{} failed: {}", words.join(" "), String::from_utf8_lossy(&output.stderr)))
+    }
+}
