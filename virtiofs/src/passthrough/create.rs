@@ -164,7 +164,7 @@ impl ShareTree {
         let made = stat::of_name(&place.directory, place.name)?;
         let found = match owner_to_set(ctx, place, &made)? {
             None => made,
-            Some((uid, gid)) => self.give_away(place, &made, mode, uid, gid).inspect_err(|_| discard(place, &made))?,
+            Some(owner) => self.give_away(place, &made, mode, owner).inspect_err(|_| discard(place, &made))?,
         };
         self.enter(&place.share, place.parent, place.name, &found)
     }
