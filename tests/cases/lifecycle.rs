@@ -22,7 +22,8 @@ fn detached_container_is_listed_killed_and_deleted() {
     let refused = ctr(&["task", "rm", "life"]);
     assert_ne!(refused.code, 0, "a running task is not deleted");
     let _ = ctr(&["task", "kill", "-s", "SIGTERM", "life"]).expect_code(0);
-    let _ = shell("timeout 30 sh -c 'until ctr task ls | grep -q \"life .*STOPPED\"; do sleep 0.1; done'").expect_code(0);
+    let _ =
+        shell("timeout 30 sh -c 'until ctr task ls | grep -q \"life .*STOPPED\"; do sleep 0.1; done'").expect_code(0);
     let deleted = ctr(&["task", "rm", "life"]);
     assert!(deleted.code == 3 || deleted.stderr.contains("3"), "{deleted:?}");
     remove("life");
@@ -32,7 +33,8 @@ fn detached_container_is_listed_killed_and_deleted() {
 #[test]
 fn kill_after_exit_says_that_the_process_has_finished() {
     start("gone", "exit 0");
-    let _ = shell("timeout 30 sh -c 'until ctr task ls | grep -q \"gone .*STOPPED\"; do sleep 0.1; done'").expect_code(0);
+    let _ =
+        shell("timeout 30 sh -c 'until ctr task ls | grep -q \"gone .*STOPPED\"; do sleep 0.1; done'").expect_code(0);
     let late = ctr(&["task", "kill", "gone"]);
     assert!(late.code != 0 && late.stderr.contains("process already finished"), "{late:?}");
     let _ = ctr(&["task", "rm", "gone"]).expect_code(0);
@@ -66,7 +68,8 @@ fn task_pid_shows_the_container_and_not_the_host() {
                   test \"$(readlink /proc/$pid/ns/net)\" != \"$(readlink /proc/1/ns/net)\" && echo own net";
     assert_eq!(shell(script).stdout, "inside\nown net\n");
     let _ = ctr(&["task", "kill", "-s", "SIGKILL", "seen"]).expect_code(0);
-    let _ = shell("timeout 30 sh -c 'until ctr task ls | grep -q \"seen .*STOPPED\"; do sleep 0.1; done'").expect_code(0);
+    let _ =
+        shell("timeout 30 sh -c 'until ctr task ls | grep -q \"seen .*STOPPED\"; do sleep 0.1; done'").expect_code(0);
     let _ = ctr(&["task", "rm", "seen"]);
     remove("seen");
 }

@@ -17,7 +17,10 @@ fn anything() -> Container {
 #[test]
 fn missing_entry_point_is_named() {
     refuse(&Container::new(images::BUSYBOX).command(&["nope"]), r#"exec: "nope": executable file not found in $PATH"#);
-    refuse(&Container::new(images::BUSYBOX).command(&["/bin/nope"]), r#"exec: "/bin/nope": stat /bin/nope: no such file or directory"#);
+    refuse(
+        &Container::new(images::BUSYBOX).command(&["/bin/nope"]),
+        r#"exec: "/bin/nope": stat /bin/nope: no such file or directory"#,
+    );
 }
 
 #[test]
@@ -98,7 +101,8 @@ fn bind_mount_without_a_source_is_refused() {
 
 #[test]
 fn terminal_is_refused_by_name_for_now() {
-    let script = format!("script -qec 'ctr run --rm -t --runtime {} {} tty true' /dev/null", tests::RUNTIME, images::BUSYBOX);
+    let script =
+        format!("script -qec 'ctr run --rm -t --runtime {} {} tty true' /dev/null", tests::RUNTIME, images::BUSYBOX);
     let before = Census::take();
     let outcome = shell(&script);
     assert!(outcome.stdout.contains("terminal"), "{outcome:?}");

@@ -12,10 +12,12 @@ fn unpack(snapshotter: &str) {
 #[test]
 fn file_written_by_the_container_is_in_the_hosts_snapshot() {
     let before = Census::take();
-    let container = Container::new(images::BUSYBOX).keep().script("echo from the guest > /root/note; chmod 640 /root/note");
+    let container =
+        Container::new(images::BUSYBOX).keep().script("echo from the guest > /root/note; chmod 640 /root/note");
     let _ = container.run().expect_code(0);
     let id = container.id();
-    let script = format!("ctr snapshot mounts /mnt {id} | sh && cat /mnt/root/note && stat -c %a /mnt/root/note; umount /mnt");
+    let script =
+        format!("ctr snapshot mounts /mnt {id} | sh && cat /mnt/root/note && stat -c %a /mnt/root/note; umount /mnt");
     assert_eq!(shell(&script).expect_code(0).stdout, "from the guest\n640\n");
     let _ = ctr(&["task", "rm", "-f", id]);
     let _ = ctr(&["container", "rm", id]).expect_code(0);

@@ -5,8 +5,7 @@ use tests::{Container, images};
 #[test]
 fn stdin_reaches_the_container_and_ends_there() {
     let text: String = (0..20_000).map(|line| format!("line {line}\n")).collect();
-    let outcome =
-        Container::new(images::BUSYBOX).command(&["md5sum"]).stdin(text.as_bytes()).run().expect_code(0);
+    let outcome = Container::new(images::BUSYBOX).command(&["md5sum"]).stdin(text.as_bytes()).run().expect_code(0);
     let expected = tests::shell("seq -f 'line %.0f' 0 19999 | md5sum").expect_code(0);
     assert_eq!(outcome.stdout, expected.stdout);
 }

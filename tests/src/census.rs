@@ -15,8 +15,7 @@ pub struct Census {
 }
 
 /// Bundles of running tasks, and the sockets of their shims.
-const FOLDERS: [&str; 3] =
-    ["/run/containerd/io.containerd.runtime.v2.task/default", "/run/containerd/s", "/run/nacre"];
+const FOLDERS: [&str; 3] = ["/run/containerd/io.containerd.runtime.v2.task/default", "/run/containerd/s", "/run/nacre"];
 
 /// containerd removes a bundle and reaps a shim a moment after `ctr` has returned.
 const SETTLED_WITHIN: Duration = Duration::from_secs(10);

@@ -159,9 +159,5 @@ fn run(command: &mut Command, stdin: Option<&[u8]>) -> Outcome {
     }
     let output = child.wait_with_output().expect("the command ends");
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    Outcome {
-        code: output.status.code().unwrap_or(128),
-        stdout: text(output.stdout),
-        stderr: text(output.stderr),
-    }
+    Outcome { code: output.status.code().unwrap_or(128), stdout: text(output.stdout), stderr: text(output.stderr) }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use devices::DialError;
 use virtiofs::{Limits, ShareError, ShareTree};
-use vmm_api::{Channel, ChannelError, Failure, Reply, Request, ShareName};
+use vmm_api::{Channel, ChannelError, Failure, Reply, Request};
 
 use crate::{
     ending::Owner,
@@ -61,11 +61,11 @@ impl Vmm {
                 Ok(None)
             }
             (Request::AttachShare { name, read_only }, 1) => {
-                self.shares.attach(name.as_str(), fds.remove(0), read_only).map_err(|error| refused(&name, &error))?;
+                self.shares.attach(name.as_str(), fds.remove(0), read_only).map_err(|error| refused(&error))?;
                 Ok(None)
             }
             (Request::DetachShare { name }, 0) => {
-                self.shares.detach(name.as_str()).map_err(|error| refused(&name, &error))?;
+                self.shares.detach(name.as_str()).map_err(|error| refused(&error))?;
                 Ok(None)
             }
             (Request::Dial { port }, 0) => self.dial(port).map(Some),
@@ -88,11 +88,12 @@ impl Vmm {
     }
 }
 
-fn refused(name: &ShareName, error: &ShareError) -> (Failure, String) {
+fn refused(error: &ShareError) -> (Failure, String) {
     let failure = match error {
-        ShareError::Exists(_) => Failure::AlreadyExists,
-        ShareError::NotFound(_) => Failure::NotFound,
-        _ => Failure::Internal,
+        ShareError::NameTaken(_) => Failure::AlreadyExists,
+        ShareError::NotAttached(_) => Failure::NotFound,
+        ShareError::BadName(_) | ShareError::SymbolicLink(_) => Failure::Invalid,
+        ShareError::Unreadable { .. } => Failure::Internal,
     };
-    (failure, format!("share {name}: {error}"))
+    (failure, error.to_string())
 }

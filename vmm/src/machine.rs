@@ -3,10 +3,7 @@
 //! Devices are fixed at boot (ADR-0009): file system, sockets, entropy, console. Each has one page of registers from
 //! [`FIRST_WINDOW`] on and one line of the interrupt controller, both told to the kernel on its command line.
 
-use std::{
-    os::fd::OwnedFd,
-    sync::Arc,
-};
+use std::{os::fd::OwnedFd, sync::Arc};
 
 use devices::{Console, Dialer, Fs, Rng, Vsock};
 use kvm::{Host, Memory, Vm, kernel, x86_64};
@@ -177,7 +174,9 @@ mod tests {
     fn numbers_out_of_range_are_refused_with_the_range() {
         let fine = Boot { vcpus: 1, memory_mib: 256, cmdline: String::new() };
         check(&fine).expect("in range");
-        for bad in [Boot { vcpus: 0, ..fine.clone() }, Boot { vcpus: 33, ..fine.clone() }, Boot { memory_mib: 63, ..fine }] {
+        for bad in
+            [Boot { vcpus: 0, ..fine.clone() }, Boot { vcpus: 33, ..fine.clone() }, Boot { memory_mib: 63, ..fine }]
+        {
             let error = check(&bad).expect_err("out of range");
             assert_eq!(error.failure(), Failure::Invalid);
             assert!(error.to_string().contains(" to "), "{error}");

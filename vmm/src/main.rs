@@ -17,6 +17,7 @@ use std::{
     process::ExitCode,
 };
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vmm_api::Channel;
 
 const HELP: &str = "\
@@ -33,12 +34,23 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     logger::init();
+    prepare_process();
     match serve() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::error!("{error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// What serving files needs of a process: modes as the guest gives them, and room for what the guest holds open.
+fn prepare_process() {
+    virtiofs::clear_umask();
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        log::warn!("the limit of open files stays at {:?}: {error}", limit.current);
     }
 }
 

@@ -1,11 +1,6 @@
 //! A processor's thread: run, answer, run again, until the machine ends.
 
-use std::{
-    io,
-    ops::ControlFlow,
-    sync::Arc,
-    thread,
-};
+use std::{io, ops::ControlFlow, sync::Arc, thread};
 
 use kvm::{Exit, Memory, Vcpu};
 use rustix::time::{ClockId, clock_gettime};

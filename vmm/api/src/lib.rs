@@ -34,6 +34,4 @@ mod message;
 
 pub use channel::{Channel, ChannelError, MAX_FDS, MAX_MESSAGE};
 pub use client::{Client, ClientError, EventStream};
-pub use message::{
-    Boot, CONSOLE_TAIL_MAX, Event, ExitReason, Failure, InvalidShareName, Reply, Request, ShareName,
-};
+pub use message::{Boot, CONSOLE_TAIL_MAX, Event, ExitReason, Failure, InvalidShareName, Reply, Request, ShareName};

@@ -151,9 +151,7 @@ impl ShareName {
     pub fn new(name: impl Into<String>) -> Result<Self, InvalidShareName> {
         let name = name.into();
         let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-        let well_formed = (1..=64).contains(&name.len())
-            && !name.starts_with('.')
-            && name.bytes().all(legal);
+        let well_formed = (1..=64).contains(&name.len()) && !name.starts_with('.') && name.bytes().all(legal);
         if well_formed { Ok(Self(name)) } else { Err(InvalidShareName(name)) }
     }
 

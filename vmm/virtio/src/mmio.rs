@@ -29,8 +29,7 @@ const VERSION: u32 = 2;
 /// "NACR": nobody looks, but it must not be zero.
 const VENDOR: u32 = u32::from_le_bytes(*b"NACR");
 
-const RING_FEATURES: u64 =
-    1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_EVENT_IDX | 1 << VIRTIO_RING_F_INDIRECT_DESC;
+const RING_FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_EVENT_IDX | 1 << VIRTIO_RING_F_INDIRECT_DESC;
 
 /// The statuses a driver may write, each with the ones that it may follow.
 const STEPS: [(u32, u32); 4] = [
@@ -172,7 +171,8 @@ impl MmioTransport {
         }
         let shift = 32 * self.driver_features_page;
         let page = self.offered_features() & (u64::from(u32::MAX) << shift);
-        self.driver_features = (self.driver_features & !(u64::from(u32::MAX) << shift)) | (u64::from(value) << shift) & page;
+        self.driver_features =
+            (self.driver_features & !(u64::from(u32::MAX) << shift)) | (u64::from(value) << shift) & page;
     }
 
     /// Queues are laid out between FEATURES_OK and DRIVER_OK, and never while they run.

@@ -299,8 +299,7 @@ impl Connection {
         let (operation, flags, length) = self.next_control().or_else(|| self.next_data(packet))?;
         self.taken_told = self.taken;
         self.owed.credit = false;
-        let outgoing =
-            Outgoing { key: self.key, operation, flags, length, window: WINDOW, taken: self.taken };
+        let outgoing = Outgoing { key: self.key, operation, flags, length, window: WINDOW, taken: self.taken };
         outgoing.write_to(packet, cid);
         Some(packet.header_slice().len() as u32 + length)
     }

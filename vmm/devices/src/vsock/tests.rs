@@ -100,8 +100,7 @@ impl Guest {
         let mut said = Vec::new();
         while self.mux.has_output() {
             let mut chain = chain(&self.memory, RECEIVE_ROOM, true);
-            let mut packet =
-                VsockPacket::from_rx_virtq_chain(&self.memory, &mut chain, MAX_PAYLOAD).expect("buffer");
+            let mut packet = VsockPacket::from_rx_virtq_chain(&self.memory, &mut chain, MAX_PAYLOAD).expect("buffer");
             if self.mux.fill(&mut packet).is_some() {
                 let key = Key { guest_port: packet.dst_port(), host_port: packet.src_port() };
                 let mut payload = vec![0; packet.len() as usize];

@@ -48,11 +48,8 @@ pub(super) fn write(memory: &Memory, loaded: &Loaded, cmdline: &str) -> Result<(
     let map = memory_map(memory);
     params.e820_entries = map.len() as u8;
     params.e820_table[..map.len()].copy_from_slice(&map);
-    LinuxBootConfigurator::write_bootparams(
-        &BootParams::new(&params, GuestAddress(ZERO_PAGE)),
-        memory.ram().as_ref(),
-    )
-    .map_err(BootError::ZeroPage)
+    LinuxBootConfigurator::write_bootparams(&BootParams::new(&params, GuestAddress(ZERO_PAGE)), memory.ram().as_ref())
+        .map_err(BootError::ZeroPage)
 }
 
 fn write_cmdline(memory: &Memory, cmdline: &str) -> Result<(), BootError> {

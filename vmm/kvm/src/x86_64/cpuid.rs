@@ -5,11 +5,7 @@
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 
-use crate::{
-    Vcpu,
-    vcpu::Prepared,
-    vm::refused,
-};
+use crate::{Vcpu, vcpu::Prepared, vm::refused};
 
 const LEAF_FEATURES: u32 = 0x1;
 const LEAF_CACHES: u32 = 0x4;

@@ -4,11 +4,7 @@ use kvm_bindings::{Msrs, kvm_msr_entry, kvm_regs, kvm_segment};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
 use super::{BOOT_STACK, GDT, PAGE_TABLES, ZERO_PAGE};
-use crate::{
-    Memory, Vcpu,
-    vcpu::Prepared,
-    vm::refused,
-};
+use crate::{Memory, Vcpu, vcpu::Prepared, vm::refused};
 
 const PAGE: u64 = 0x1000;
 const PDPT: u64 = PAGE_TABLES + PAGE;
@@ -92,23 +88,14 @@ pub(super) fn set_boot_state(vcpu: &Vcpu, entry: u64) -> Prepared {
     special.cr0 = CR0_PE | CR0_ET | CR0_PG;
     special.efer |= EFER_LME | EFER_LMA;
     vcpu.fd.set_sregs(&special).map_err(refused("the control registers"))?;
-    let general = kvm_regs {
-        rflags: 0x2,
-        rip: entry,
-        rsp: BOOT_STACK,
-        rbp: BOOT_STACK,
-        rsi: ZERO_PAGE,
-        ..Default::default()
-    };
+    let general =
+        kvm_regs { rflags: 0x2, rip: entry, rsp: BOOT_STACK, rbp: BOOT_STACK, rsi: ZERO_PAGE, ..Default::default() };
     vcpu.fd.set_regs(&general).map_err(refused("the general registers"))
 }
 
 pub(super) fn set_msrs(vcpu: &Vcpu) -> Prepared {
     let entry = |index, data| kvm_msr_entry { index, data, ..Default::default() };
-    let wanted = [
-        entry(MSR_MISC_ENABLE, MISC_ENABLE_FAST_STRING),
-        entry(MSR_MTRR_DEFAULT_TYPE, MTRR_WRITE_BACK),
-    ];
+    let wanted = [entry(MSR_MISC_ENABLE, MISC_ENABLE_FAST_STRING), entry(MSR_MTRR_DEFAULT_TYPE, MTRR_WRITE_BACK)];
     let msrs = Msrs::from_entries(&wanted).expect("two entries fit");
     // AMD has no MISC_ENABLE and old KVM none to give: what is not taken is not needed.
     vcpu.fd.set_msrs(&msrs).map(drop).map_err(refused("the model-specific registers"))
