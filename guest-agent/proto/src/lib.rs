@@ -16,13 +16,13 @@ pub const FIRST_STDIO_PORT: u32 = 2048;
 pub const SHARES_TAG: &str = "nacre";
 
 /// Messages of the protocol.
-#[allow(missing_docs, clippy::all)]
+#[allow(warnings, clippy::all)]
 pub mod agent {
     include!(concat!(env!("OUT_DIR"), "/agent.rs"));
 }
 
 /// Client and server of the protocol.
-#[allow(missing_docs, clippy::all)]
+#[allow(warnings, clippy::all)]
 pub mod agent_ttrpc {
     use super::agent;
     include!(concat!(env!("OUT_DIR"), "/agent_ttrpc.rs"));

@@ -1,0 +1,403 @@
+//! From the OCI spec as written for a host to what a guest does: [`Plan`].
+//!
+//! Input is the runtime spec's JSON and the list of mounts that are shares. What comes out holds no `Option` that
+//! means "default" and nothing that only a host can act on. Three kinds of things are in a spec:
+//! - acted on: everything that has a field in [`Plan`];
+//! - without meaning in the guest, dropped: AppArmor and SELinux labels, hooks (they ran on the host), the host's
+//!   cgroup path, device cgroup rules and host devices (the guest has only the default ones), CPU and memory node
+//!   lists and block I/O limits (numbers of the host's CPUs and disks), swap (the guest has none), `root.path`;
+//! - impossible, refused by name: a terminal (until the protocol has one), a bind mount of a host path that has no
+//!   share, a file system type that the guest does not serve, a time namespace.
+//!
+//! Namespaces: a type without `path` is created. A type with `path` means "the pod's", which is the agent's own: the
+//! pod's NICs appear there. A type that is absent is the agent's own too, except mount and cgroup, which are always
+//! the container's: without the first it could take the agent's mounts away, without the second the agent could not
+//! find its processes.
+
+use std::{collections::HashMap, ffi::CString, path::PathBuf};
+
+use agent_proto::ShareMount;
+use oci_spec::runtime::{LinuxIdMapping, LinuxNamespaceType, PosixRlimitType, Process as OciProcess, Spec};
+use rustix::process::{Resource, Rlimit};
+
+use crate::{
+    cgroup,
+    credentials::{Credentials, capability_bits},
+    mounts::{self, Mount, Propagation},
+    seccomp,
+};
+
+/// Everything needed to build one container, checked.
+#[derive(Debug)]
+pub struct Plan {
+    /// The share that is the root.
+    pub root_share: String,
+    /// Whether the root is mounted read-only in the end.
+    pub root_readonly: bool,
+    /// Propagation of the root when it is not private.
+    pub root_propagation: Option<Propagation>,
+    /// In order.
+    pub mounts: Vec<Mount>,
+    /// CLONE_NEW* of the namespaces to create with the process.
+    pub namespaces: u64,
+    /// `uid_map` and `gid_map`, when there is a user namespace.
+    pub id_maps: Option<IdMaps>,
+    /// Set in the container's UTS namespace.
+    pub hostname: Option<String>,
+    /// Same.
+    pub domainname: Option<String>,
+    /// File below /proc/sys and value.
+    pub sysctls: Vec<(String, String)>,
+    /// Hidden from the container.
+    pub masked_paths: Vec<String>,
+    /// Made read-only.
+    pub readonly_paths: Vec<String>,
+    /// File and value in the container's cgroup.
+    pub cgroup_values: Vec<(String, String)>,
+    /// The process to run.
+    pub process: Process,
+}
+
+/// The container's init process.
+#[derive(Debug)]
+pub struct Process {
+    /// At least one.
+    pub args: Vec<String>,
+    /// `NAME=value`.
+    pub env: Vec<String>,
+    /// Absolute.
+    pub cwd: PathBuf,
+    /// User, groups, capabilities.
+    pub credentials: Credentials,
+    /// File mode creation mask.
+    pub umask: u32,
+    /// Resource limits.
+    pub rlimits: Vec<(Resource, Rlimit)>,
+    /// Whether exec may raise privileges.
+    pub no_new_privileges: bool,
+    /// Preference as a victim when memory runs out.
+    pub oom_score_adj: Option<i32>,
+    /// Compiled filter, when there is a profile.
+    pub seccomp: Option<seccomp::Filter>,
+}
+
+/// The two id maps of a user namespace.
+#[derive(Debug, PartialEq, Eq)]
+pub struct IdMaps {
+    /// Users.
+    pub uid: Vec<IdRange>,
+    /// Groups.
+    pub gid: Vec<IdRange>,
+}
+
+/// `size` ids from `container` on are those from `guest` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "named by the type's own doc")]
+pub struct IdRange {
+    pub container: u32,
+    pub guest: u32,
+    pub size: u32,
+}
+
+/// The guest's id for the container's `id`, if it is mapped.
+pub fn mapped(ranges: &[IdRange], id: u32) -> Option<u32> {
+    let range = ranges.iter().find(|range| id.checked_sub(range.container).is_some_and(|at| at < range.size))?;
+    range.guest.checked_add(id - range.container)
+}
+
+/// Why a spec cannot be carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Not the JSON of a runtime spec.
+    #[error("the spec is not a valid OCI runtime spec: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A required part is missing or empty.
+    #[error("the spec has no {0}: it is needed to run a container")]
+    Missing(&'static str),
+    /// `process.terminal` is set.
+    #[error("the spec asks for a terminal, which this agent cannot give yet: run without one")]
+    Terminal,
+    /// A namespace type that the guest does not offer.
+    #[error("the spec asks for a {0} namespace, which containers of a guest cannot have")]
+    Namespace(&'static str),
+    /// `root_share` or a mount's share is not one plain name.
+    #[error("{0:?} cannot be the name of a share: it must be one path component")]
+    ShareName(String),
+    /// `share_mounts` names a mount that does not exist.
+    #[error("share mount {0} is outside of the spec's list of mounts")]
+    MountIndex(u32),
+    /// A path that must be absolute is not.
+    #[error("{what} {path:?} is not an absolute path")]
+    Relative {
+        /// Which field.
+        what: &'static str,
+        /// Its value.
+        path: String,
+    },
+    /// A string that goes to the kernel has a NUL inside.
+    #[error("{0} contains a NUL byte")]
+    Nul(&'static str),
+    /// A mount that the guest cannot make.
+    #[error(transparent)]
+    Mount(#[from] mounts::PlanError),
+    /// A limit of the resources.
+    #[error(transparent)]
+    Cgroup(#[from] cgroup::PlanError),
+    /// The seccomp profile.
+    #[error(transparent)]
+    Seccomp(#[from] seccomp::Error),
+}
+
+impl Plan {
+    /// The guest's user and group ids of the container's process: those it has outside of its user namespace.
+    pub fn owner(&self) -> (u32, u32) {
+        let who = &self.process.credentials;
+        match &self.id_maps {
+            Some(maps) => {
+                (mapped(&maps.uid, who.uid).unwrap_or(who.uid), mapped(&maps.gid, who.gid).unwrap_or(who.gid))
+            }
+            None => (who.uid, who.gid),
+        }
+    }
+}
+
+/// Reduces `json` to a plan.
+pub fn reduce(json: &[u8], root_share: &str, share_mounts: &[ShareMount]) -> Result<Plan, Error> {
+    let spec: Spec = serde_json::from_slice(json)?;
+    let process = spec.process().as_ref().ok_or(Error::Missing("process"))?;
+    let linux = spec.linux().clone().unwrap_or_default();
+    let namespaces = namespaces(linux.namespaces().as_deref().unwrap_or_default())?;
+    let id_maps = (namespaces & libc::CLONE_NEWUSER as u64 != 0).then(|| IdMaps {
+        uid: id_ranges(linux.uid_mappings().as_ref()),
+        gid: id_ranges(linux.gid_mappings().as_ref()),
+    });
+    Ok(Plan {
+        root_share: share_name(root_share)?,
+        root_readonly: spec.root().as_ref().and_then(|root| root.readonly()).unwrap_or(false),
+        root_propagation: linux.rootfs_propagation().as_deref().and_then(Propagation::named),
+        mounts: plan_mounts(&spec, share_mounts)?,
+        namespaces,
+        id_maps,
+        hostname: spec.hostname().clone().filter(|name| !name.is_empty()),
+        domainname: spec.domainname().clone().filter(|name| !name.is_empty()),
+        sysctls: sysctls(linux.sysctl().as_ref()),
+        masked_paths: linux.masked_paths().clone().unwrap_or_default(),
+        readonly_paths: linux.readonly_paths().clone().unwrap_or_default(),
+        cgroup_values: linux.resources().as_ref().map(cgroup::values).transpose()?.unwrap_or_default(),
+        process: plan_process(process, linux.seccomp().as_ref())?,
+    })
+}
+
+/// A share name is one component: it is joined to the directory of all shares.
+fn share_name(name: &str) -> Result<String, Error> {
+    let plain = !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\0']);
+    if plain { Ok(name.to_owned()) } else { Err(Error::ShareName(name.to_owned())) }
+}
+
+fn plan_mounts(spec: &Spec, share_mounts: &[ShareMount]) -> Result<Vec<Mount>, Error> {
+    let written = spec.mounts().as_deref().unwrap_or_default();
+    let mut shares = HashMap::new();
+    for mount in share_mounts {
+        if mount.mount_index as usize >= written.len() {
+            return Err(Error::MountIndex(mount.mount_index));
+        }
+        shares.insert(mount.mount_index as usize, share_name(&mount.share)?);
+    }
+    let plan = |(index, mount)| Ok(mounts::plan(mount, shares.remove(&index))?);
+    written.iter().enumerate().map(plan).collect()
+}
+
+fn namespaces(wanted: &[oci_spec::runtime::LinuxNamespace]) -> Result<u64, Error> {
+    let mut flags = libc::CLONE_NEWNS as u64;
+    for namespace in wanted.iter().filter(|namespace| namespace.path().is_none()) {
+        flags |= match namespace.typ() {
+            LinuxNamespaceType::Mount => libc::CLONE_NEWNS,
+            LinuxNamespaceType::Uts => libc::CLONE_NEWUTS,
+            LinuxNamespaceType::Ipc => libc::CLONE_NEWIPC,
+            LinuxNamespaceType::User => libc::CLONE_NEWUSER,
+            LinuxNamespaceType::Pid => libc::CLONE_NEWPID,
+            LinuxNamespaceType::Network => libc::CLONE_NEWNET,
+            // Created by the child, once it is in its cgroup (see init.rs).
+            LinuxNamespaceType::Cgroup => 0,
+            LinuxNamespaceType::Time => return Err(Error::Namespace("time")),
+        } as u64;
+    }
+    Ok(flags)
+}
+
+fn id_ranges(written: Option<&Vec<LinuxIdMapping>>) -> Vec<IdRange> {
+    let range =
+        |map: &LinuxIdMapping| IdRange { container: map.container_id(), guest: map.host_id(), size: map.size() };
+    written.into_iter().flatten().map(range).collect()
+}
+
+/// `net.ipv4.ip_forward` becomes `net/ipv4/ip_forward`; a name written with slashes keeps its dots.
+fn sysctls(written: Option<&HashMap<String, String>>) -> Vec<(String, String)> {
+    let path = |name: &str| if name.contains('/') { name.to_owned() } else { name.replace('.', "/") };
+    let mut list: Vec<_> = written.into_iter().flatten().map(|(name, value)| (path(name), value.clone())).collect();
+    list.sort();
+    list
+}
+
+fn plan_process(process: &OciProcess, profile: Option<&oci_spec::runtime::LinuxSeccomp>) -> Result<Process, Error> {
+    if process.terminal().unwrap_or(false) {
+        return Err(Error::Terminal);
+    }
+    let args = process.args().clone().unwrap_or_default();
+    let env = process.env().clone().unwrap_or_default();
+    if args.is_empty() {
+        return Err(Error::Missing("process.args"));
+    }
+    for (what, list) in [("process.args", &args), ("process.env", &env)] {
+        if list.iter().any(|item| CString::new(item.as_str()).is_err()) {
+            return Err(Error::Nul(what));
+        }
+    }
+    let cwd = process.cwd().clone();
+    if !cwd.is_absolute() {
+        return Err(Error::Relative { what: "process.cwd", path: cwd.display().to_string() });
+    }
+    let user = process.user();
+    let set = |pick: fn(&oci_spec::runtime::LinuxCapabilities) -> &Option<oci_spec::runtime::Capabilities>| {
+        process.capabilities().as_ref().and_then(|caps| pick(caps).as_ref()).map_or(0, capability_bits)
+    };
+    Ok(Process {
+        args,
+        env,
+        cwd,
+        credentials: Credentials {
+            uid: user.uid(),
+            gid: user.gid(),
+            groups: user.additional_gids().clone().unwrap_or_default(),
+            bounding: set(|caps| caps.bounding()),
+            effective: set(|caps| caps.effective()),
+            permitted: set(|caps| caps.permitted()),
+            inheritable: set(|caps| caps.inheritable()),
+            ambient: set(|caps| caps.ambient()),
+        },
+        umask: user.umask().unwrap_or(0o022),
+        rlimits: process.rlimits().iter().flatten().map(rlimit).collect(),
+        no_new_privileges: process.no_new_privileges().unwrap_or(false),
+        oom_score_adj: process.oom_score_adj(),
+        seccomp: profile.map(seccomp::compile).transpose()?,
+    })
+}
+
+fn rlimit(limit: &oci_spec::runtime::PosixRlimit) -> (Resource, Rlimit) {
+    let resource = match limit.typ() {
+        PosixRlimitType::RlimitCpu => Resource::Cpu,
+        PosixRlimitType::RlimitFsize => Resource::Fsize,
+        PosixRlimitType::RlimitData => Resource::Data,
+        PosixRlimitType::RlimitStack => Resource::Stack,
+        PosixRlimitType::RlimitCore => Resource::Core,
+        PosixRlimitType::RlimitRss => Resource::Rss,
+        PosixRlimitType::RlimitNproc => Resource::Nproc,
+        PosixRlimitType::RlimitNofile => Resource::Nofile,
+        PosixRlimitType::RlimitMemlock => Resource::Memlock,
+        PosixRlimitType::RlimitAs => Resource::As,
+        PosixRlimitType::RlimitLocks => Resource::Locks,
+        PosixRlimitType::RlimitSigpending => Resource::Sigpending,
+        PosixRlimitType::RlimitMsgqueue => Resource::Msgqueue,
+        PosixRlimitType::RlimitNice => Resource::Nice,
+        PosixRlimitType::RlimitRtprio => Resource::Rtprio,
+        PosixRlimitType::RlimitRttime => Resource::Rttime,
+    };
+    // u64::MAX is how the spec writes "no limit".
+    let value = |value: u64| (value != u64::MAX).then_some(value);
+    (resource, Rlimit { current: value(limit.soft()), maximum: value(limit.hard()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mounts::What;
+
+    /// A spec as `ctr run` writes it, with `more` in its `linux` and `process` parts.
+    fn spec(process: &str, linux: &str, mounts: &str) -> Vec<u8> {
+        format!(
+            r#"{{"ociVersion":"1.1.0","process":{{"user":{{"uid":0,"gid":0}},"args":["sh"],"env":["PATH=/bin"],"cwd":"/"{process}}},
+            "root":{{"path":"rootfs","readonly":true}},"hostname":"box","mounts":[{mounts}],
+            "hooks":{{"prestart":[{{"path":"/usr/bin/host-hook"}}]}},
+            "linux":{{"namespaces":[{{"type":"pid"}},{{"type":"network","path":"/var/run/netns/x"}},{{"type":"uts"}}],
+            "cgroupsPath":"system.slice:cri:abc"{linux}}}}}"#
+        )
+        .into_bytes()
+    }
+
+    fn reduced(process: &str, linux: &str, mounts: &str) -> Result<Plan, Error> {
+        reduce(&spec(process, linux, mounts), "root0", &[])
+    }
+
+    #[test]
+    fn what_only_a_host_can_do_is_dropped() {
+        let plan = reduced(
+            r#","apparmorProfile":"cri-containerd.apparmor.d","selinuxLabel":"system_u:system_r:container_t:s0""#,
+            r#","mountLabel":"x","devices":[{"path":"/dev/sda","type":"b","major":8,"minor":0}],"resources":{"devices":[{"allow":false,"access":"rwm"}],"cpu":{"cpus":"0-63"}}"#,
+            "",
+        )
+        .expect("reduces");
+        assert!(plan.cgroup_values.is_empty());
+        assert!(plan.root_readonly);
+        assert_eq!(plan.hostname.as_deref(), Some("box"));
+    }
+
+    #[test]
+    fn a_namespace_with_a_path_is_the_pods_and_one_without_is_new() {
+        let plan = reduced("", "", "").expect("reduces");
+        let new = libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWUTS;
+        assert_eq!(plan.namespaces, new as u64);
+    }
+
+    #[test]
+    fn a_bind_of_a_host_path_without_a_share_is_refused_by_name() {
+        let bind = r#"{"destination":"/data","type":"bind","source":"/srv/data","options":["rbind","ro"]}"#;
+        let text = reduced("", "", bind).expect_err("refused").to_string();
+        assert!(text.contains("\"/srv/data\"") && text.contains("\"/data\""), "{text}");
+    }
+
+    #[test]
+    fn a_share_takes_the_place_of_a_binds_source() {
+        let bind = r#"{"destination":"/data","type":"bind","source":"/srv/data","options":["rbind","ro","rslave"]}"#;
+        let share = ShareMount { mount_index: 0, share: "v1".into(), ..Default::default() };
+        let plan = reduce(&spec("", "", bind), "root0", &[share]).expect("reduces");
+        let mount = plan.mounts.first().expect("one mount");
+        assert_eq!(mount.what, What::Share { name: "v1".into(), recursive: true });
+        assert_eq!(mount.flags, libc::MS_RDONLY);
+        assert!(mount.propagation.is_some_and(|p| p.flag == libc::MS_SLAVE && p.recursive));
+    }
+
+    #[test]
+    fn options_are_split_into_flags_and_data() {
+        let tmpfs = r#"{"destination":"/dev","type":"tmpfs","source":"tmpfs","options":["nosuid","strictatime","mode=755","size=65536k"]}"#;
+        let plan = reduced("", "", tmpfs).expect("reduces");
+        let mount = plan.mounts.first().expect("one mount");
+        assert_eq!(mount.flags, libc::MS_NOSUID | libc::MS_STRICTATIME);
+        assert_eq!(mount.data.to_str(), Ok("mode=755,size=65536k"));
+    }
+
+    #[test]
+    fn share_names_cannot_lead_elsewhere() {
+        for name in ["", ".", "..", "a/b", "../x", "a\0b"] {
+            assert!(matches!(reduce(&spec("", "", ""), name, &[]), Err(Error::ShareName(_))), "{name:?}");
+        }
+        let share = ShareMount { mount_index: 3, share: "v1".into(), ..Default::default() };
+        assert!(matches!(reduce(&spec("", "", ""), "root0", &[share]), Err(Error::MountIndex(3))));
+    }
+
+    #[test]
+    fn what_a_guest_cannot_give_is_refused() {
+        assert!(matches!(reduced(r#","terminal":true"#, "", ""), Err(Error::Terminal)));
+        let overlay = r#"{"destination":"/x","type":"overlay","source":"overlay"}"#;
+        assert!(matches!(reduced("", "", overlay), Err(Error::Mount(mounts::PlanError::Kind { .. }))));
+        assert!(matches!(reduce(b"{}", "root0", &[]), Err(Error::Json(_) | Error::Missing(_))));
+        assert!(matches!(reduce(b"not json", "root0", &[]), Err(Error::Json(_))));
+    }
+
+    #[test]
+    fn ids_are_translated_by_range() {
+        let ranges = [IdRange { container: 0, guest: 100_000, size: 10 }, IdRange { container: 50, guest: 7, size: 1 }];
+        assert_eq!(mapped(&ranges, 9), Some(100_009));
+        assert_eq!(mapped(&ranges, 10), None);
+        assert_eq!(mapped(&ranges, 50), Some(7));
+    }
+}
