@@ -72,7 +72,7 @@ pub(crate) struct Node {
 pub(crate) enum Refusal {
     /// The guest holds as many nodes as the limit allows.
     Full,
-    /// The parent is unknown, or the place would close a ring.
+    /// The parent is unknown or no directory, or the place would close a ring.
     Stale,
 }
 
@@ -143,7 +143,8 @@ impl Tree {
     /// Records that the guest looked up `name` in `parent` and that this is the file it found.
     pub fn enter(&mut self, parent: NodeId, name: &CStr, key: FileKey, kind: u32) -> Result<NodeId, Refusal> {
         // Held meanwhile: what is displaced on the way may be all that holds the parent.
-        self.nodes.get_mut(&parent).ok_or(Refusal::Stale)?.lookups += 1;
+        let held = self.nodes.get_mut(&parent).filter(|node| node.kind == libc::S_IFDIR).ok_or(Refusal::Stale)?;
+        held.lookups += 1;
         let entered = self.place(parent, name, key, kind);
         if let Ok(id) = entered
             && let Some(node) = self.nodes.get_mut(&id)
@@ -266,7 +267,7 @@ impl Tree {
 
     fn settle_if_known(&mut self, id: Option<NodeId>, at: (NodeId, &CStr)) {
         if let Some(id) = id
-            && self.nodes.contains_key(&at.0)
+            && self.nodes.get(&at.0).is_some_and(|parent| parent.kind == libc::S_IFDIR)
             && !self.is_above(id, at.0)
         {
             self.settle(id, at.0, Arc::from(at.1));

@@ -205,6 +205,8 @@ fn check(tree: &Tree) {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn no_sequence_of_calls_breaks_the_invariants(calls in calls()) {
         let mut tree = Tree::new(12);

@@ -105,7 +105,9 @@ impl ShareTree {
         }
         let share = self.share_of(node)?;
         let held = self.reach(&share, node)?;
-        rustix::fs::readlinkat(&held, c"", Vec::new()).map(std::ffi::CString::into_bytes)
+        let target = rustix::fs::readlinkat(&held, c"", Vec::new()).map(std::ffi::CString::into_bytes);
+        // What the kernel says of a descriptor that is no link, where of a name it would say EINVAL.
+        target.map_err(|errno| if errno == Errno::NOENT { Errno::INVAL } else { errno })
     }
 
     pub(super) fn sizes(&self, node: NodeId) -> io::Result<statvfs64> {

@@ -1,12 +1,13 @@
 //! A guest for tests: what a guest's kernel does with a FUSE file system, reduced to what a test wants to say.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
-use std::ffi::{CStr, CString};
+use std::collections::HashMap;
+use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use fuse_backend_rs::abi::fuse_abi::{CreateIn, stat64};
 use fuse_backend_rs::api::filesystem::{
@@ -27,6 +28,8 @@ pub type Result<T> = std::result::Result<T, Errno>;
 pub struct Guest {
     pub fs: Arc<ShareTree>,
     pub ctx: Context,
+    /// How often each node was looked up, as a guest's kernel counts it.
+    lookups: Arc<Mutex<HashMap<u64, u64>>>,
 }
 
 /// One line of a listing.
@@ -42,7 +45,7 @@ impl Guest {
     /// A device with one share, and the share's node.
     pub fn with_share(path: &Path, limits: Limits, options: ShareOptions) -> (Guest, u64) {
         virtiofs::clear_umask();
-        let guest = Guest { fs: Arc::new(ShareTree::new(limits)), ctx: Context::new() };
+        let guest = Guest { fs: Arc::new(ShareTree::new(limits)), ctx: Context::new(), lookups: Arc::default() };
         guest.fs.init(FsOptions::all()).expect("init");
         guest.fs.attach_with("share", a_descriptor_of(path), options).expect("attach");
         let node = guest.lookup(ROOT, "share").expect("the share is in the root directory").inode;
@@ -60,7 +63,7 @@ impl Guest {
     pub fn lookup(&self, parent: u64, name: &str) -> Result<Entry> {
         match errno(self.fs.lookup(&self.ctx, parent, &c(name)))? {
             entry if entry.inode == 0 => Err(libc::ENOENT),
-            entry => Ok(entry),
+            entry => Ok(self.counted(entry)),
         }
     }
 
@@ -87,19 +90,19 @@ impl Guest {
         let args =
             CreateIn { flags: (flags | libc::O_CREAT) as u32, mode: mode | libc::S_IFREG, umask: 0, fuse_flags: 0 };
         let (entry, handle, _, _) = errno(self.fs.create(&self.ctx, parent, &c(name), args))?;
-        Ok((entry.inode, handle.expect("files have handles")))
+        Ok((self.counted(entry).inode, handle.expect("files have handles")))
     }
 
     pub fn mkdir(&self, parent: u64, name: &str, mode: u32) -> Result<u64> {
-        errno(self.fs.mkdir(&self.ctx, parent, &c(name), mode, 0)).map(|entry| entry.inode)
+        errno(self.fs.mkdir(&self.ctx, parent, &c(name), mode, 0)).map(|entry| self.counted(entry).inode)
     }
 
     pub fn mknod(&self, parent: u64, name: &str, mode: u32, rdev: u32) -> Result<u64> {
-        errno(self.fs.mknod(&self.ctx, parent, &c(name), mode, rdev, 0)).map(|entry| entry.inode)
+        errno(self.fs.mknod(&self.ctx, parent, &c(name), mode, rdev, 0)).map(|entry| self.counted(entry).inode)
     }
 
     pub fn symlink(&self, target: &str, parent: u64, name: &str) -> Result<u64> {
-        errno(self.fs.symlink(&self.ctx, &c(target), parent, &c(name))).map(|entry| entry.inode)
+        errno(self.fs.symlink(&self.ctx, &c(target), parent, &c(name))).map(|entry| self.counted(entry).inode)
     }
 
     pub fn readlink(&self, node: u64) -> Result<String> {
@@ -108,7 +111,7 @@ impl Guest {
     }
 
     pub fn link(&self, node: u64, parent: u64, name: &str) -> Result<u64> {
-        errno(self.fs.link(&self.ctx, node, parent, &c(name))).map(|entry| entry.inode)
+        errno(self.fs.link(&self.ctx, node, parent, &c(name))).map(|entry| self.counted(entry).inode)
     }
 
     pub fn unlink(&self, parent: u64, name: &str) -> Result<()> {
@@ -185,6 +188,9 @@ impl Guest {
             self.fs.readdir(&self.ctx, node, handle, room, offset, &mut tell)
         };
         errno(listed)?;
+        for listed in some.iter().filter(|listed| listed.node != 0) {
+            self.count(listed.node);
+        }
         Ok(some)
     }
 
@@ -197,6 +203,21 @@ impl Guest {
 
     pub fn forget(&self, node: u64, count: u64) {
         self.fs.forget(&self.ctx, node, count);
+    }
+
+    /// What a guest's kernel does when it needs the memory: takes back exactly what it counted.
+    pub fn forget_everything(&self) {
+        let counts = std::mem::take(&mut *self.lookups.lock().expect("no test panics with it"));
+        self.fs.batch_forget(&self.ctx, counts.into_iter().collect());
+    }
+
+    fn counted(&self, entry: Entry) -> Entry {
+        self.count(entry.inode);
+        entry
+    }
+
+    fn count(&self, node: u64) {
+        *self.lookups.lock().expect("no test panics with it").entry(node).or_default() += 1;
     }
 }
 
@@ -285,9 +306,4 @@ pub fn content(path: &Path) -> Vec<u8> {
     let mut content = Vec::new();
     File::open(path).and_then(|mut file| file.read_to_end(&mut content)).expect("readable on the host");
     content
-}
-
-/// Names with the terminating NUL, for calls that take a `CStr`.
-pub fn name(text: &'static CStr) -> &'static CStr {
-    text
 }
