@@ -13,7 +13,7 @@
 use std::{fs::File, sync::Arc};
 
 use rustix::{
-    fs::{MemfdFlags, ftruncate, memfd_create},
+    fs::{MemfdFlags, SeekFrom, ftruncate, memfd_create, seek, sendfile},
     io::Errno,
 };
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, mmap::FromRangesError};
@@ -48,6 +48,20 @@ pub enum MemoryError {
         /// The library's answer.
         error: FromRangesError,
     },
+    /// A stretch of addresses that is not all RAM.
+    #[error("{length} bytes at {address:#x} do not lie in guest memory")]
+    Outside {
+        /// Guest-physical address.
+        address: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// A file could not be copied in.
+    #[error("the file cannot be copied: {0}")]
+    Copy(Errno),
+    /// A file ended too early.
+    #[error("the file is {0} bytes too short")]
+    Short(u64),
 }
 
 /// Where RAM lies in the guest-physical address space.
@@ -79,6 +93,7 @@ impl Layout {
 pub struct Memory {
     ram: Arc<Ram>,
     layout: Layout,
+    file: Arc<File>,
 }
 
 impl Memory {
@@ -98,7 +113,37 @@ impl Memory {
             offset += length;
         }
         let ram = Ram::from_ranges_with_files(&ranges).map_err(|error| MemoryError::Map { mib, error })?;
-        Ok(Self { ram: Arc::new(ram), layout })
+        Ok(Self { ram: Arc::new(ram), layout, file })
+    }
+
+    /// Copies `length` bytes of `file` from `offset` on to guest-physical `address`, without touching our mapping.
+    pub fn load(&self, file: &File, mut offset: u64, address: u64, length: u64) -> Result<(), MemoryError> {
+        let mut place = self.place(address, length).ok_or(MemoryError::Outside { address, length })?;
+        let mut left = length;
+        while left > 0 {
+            // The file of the memory has one position, and only the boot, on one thread, ever moves it.
+            seek(&self.file, SeekFrom::Start(place)).map_err(MemoryError::Copy)?;
+            let copied = sendfile(&self.file, file, Some(&mut offset), left as usize).map_err(MemoryError::Copy)?;
+            if copied == 0 {
+                return Err(MemoryError::Short(left));
+            }
+            place += copied as u64;
+            left -= copied as u64;
+        }
+        Ok(())
+    }
+
+    /// Where in the memory's file the stretch lies, if it is all RAM and in one piece.
+    fn place(&self, address: u64, length: u64) -> Option<u64> {
+        let end = address.checked_add(length)?;
+        let mut offset = 0;
+        for (start, size) in self.layout.ranges() {
+            if (start..=start + size).contains(&address) && end <= start + size {
+                return Some(offset + (address - start));
+            }
+            offset += size;
+        }
+        None
     }
 
     /// Access to the bytes.
