@@ -217,6 +217,12 @@ fn offsets_and_sizes_without_sense_are_errors() {
     assert_eq!(guest.write(file, handle, b"x", i64::MAX as u64), Err(libc::EINVAL));
     assert_eq!(guest.read(file, handle, 1, i64::MAX as u64), Err(libc::EINVAL));
     assert_eq!(guest.read(file, handle, 1, 1 << 62).ok(), Some(vec![]));
+    for valid in [SetattrValid::UID, SetattrValid::GID] {
+        let nobody = guest.setattr(file, valid, |attr| (attr.st_uid, attr.st_gid) = (u32::MAX, u32::MAX));
+        assert_eq!(nobody.err(), Some(libc::EINVAL));
+    }
+    assert_eq!(guest.caller(u32::MAX, 0).create(top, "nobodys", 0o644), Err(libc::EINVAL));
+    assert_eq!(guest.lookup(top, "nobodys").err(), Some(libc::ENOENT));
     let allocate = |offset, length| errno(guest.fs.fallocate(&guest.ctx, file, handle, 0, offset, length));
     assert!(allocate(u64::MAX, u64::MAX).is_err() && allocate(0, 0).is_err());
     let directory = errno(guest.fs.opendir(&guest.ctx, top, 0)).expect("opendir").0.expect("a handle");

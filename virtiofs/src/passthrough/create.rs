@@ -22,12 +22,14 @@ use crate::share::Share;
 use crate::stat::{self, Stat};
 use crate::tree::{NodeId, ROOT};
 
-/// Where something new appears.
+/// Where something new appears, and for whom.
 struct Birthplace<'a> {
     share: Arc<Share>,
     parent: NodeId,
     directory: Held,
     name: &'a CStr,
+    uid: Uid,
+    gid: Gid,
 }
 
 /// Whom a new file goes to, as far as it is not theirs already.
@@ -38,9 +40,10 @@ struct Owner {
 }
 
 impl ShareTree {
-    fn birthplace<'a>(&self, parent: NodeId, name: &'a CStr) -> Result<Birthplace<'a>, Errno> {
+    fn birthplace<'a>(&self, ctx: &Context, parent: NodeId, name: &'a CStr) -> Result<Birthplace<'a>, Errno> {
+        let (uid, gid) = (user(ctx.uid)?, group(ctx.gid)?);
         let (share, directory) = self.directory_to_change(parent, name)?;
-        Ok(Birthplace { share, parent, directory, name })
+        Ok(Birthplace { share, parent, directory, name, uid, gid })
     }
 
     pub(super) fn make_symlink(
@@ -50,9 +53,9 @@ impl ShareTree {
         parent: NodeId,
         name: &CStr,
     ) -> Result<Entry, Errno> {
-        let place = self.birthplace(parent, name)?;
+        let place = self.birthplace(ctx, parent, name)?;
         rustix::fs::symlinkat(target, &place.directory, name)?;
-        self.enter_new(ctx, &place, 0)
+        self.enter_new(&place, 0)
     }
 
     pub(super) fn make_directory(
@@ -63,10 +66,10 @@ impl ShareTree {
         mode: u32,
         umask: u32,
     ) -> Result<Entry, Errno> {
-        let place = self.birthplace(parent, name)?;
+        let place = self.birthplace(ctx, parent, name)?;
         let mode = mode & !umask & 0o7777;
         rustix::fs::mkdirat(&place.directory, name, Mode::from_raw_mode(mode))?;
-        self.enter_new(ctx, &place, mode)
+        self.enter_new(&place, mode)
     }
 
     /// Fifos, sockets, and device nodes where the kernel permits them (a whiteout, character device 0:0, always).
@@ -84,26 +87,26 @@ impl ShareTree {
             0 => FileType::RegularFile,
             kind => FileType::from_raw_mode(kind),
         };
-        let place = self.birthplace(parent, name)?;
+        let place = self.birthplace(ctx, parent, name)?;
         let mode = mode & !umask & 0o7777;
         rustix::fs::mknodat(&place.directory, name, kind, Mode::from_raw_mode(mode), device(rdev))?;
-        self.enter_new(ctx, &place, mode)
+        self.enter_new(&place, mode)
     }
 
     pub(super) fn make_link(&self, node: NodeId, parent: NodeId, name: &CStr) -> Result<Entry, Errno> {
         if node == ROOT {
             return Err(Errno::PERM);
         }
-        let place = self.birthplace(parent, name)?;
-        if self.share_of(node)?.id != place.share.id {
+        let (share, directory) = self.directory_to_change(parent, name)?;
+        if self.share_of(node)?.id != share.id {
             return Err(Errno::XDEV);
         }
-        let held = self.reach(&place.share, node)?;
+        let held = self.reach(&share, node)?;
         // By descriptor: AT_EMPTY_PATH wants a capability over the whole host, the way through /proc does not.
         let flags = AtFlags::SYMLINK_FOLLOW;
-        rustix::fs::linkat(self.proc_fds()?, DecInt::from_fd(&held), &place.directory, name, flags)?;
+        rustix::fs::linkat(self.proc_fds()?, DecInt::from_fd(&held), &directory, name, flags)?;
         let found = stat::of_descriptor(&held)?;
-        self.enter(&place.share, parent, name, &found)
+        self.enter(&share, parent, name, &found)
     }
 
     pub(super) fn create_file(
@@ -113,7 +116,7 @@ impl ShareTree {
         name: &CStr,
         args: &CreateIn,
     ) -> Result<(Entry, u64, OpenOptions), Errno> {
-        let place = self.birthplace(parent, name)?;
+        let place = self.birthplace(ctx, parent, name)?;
         self.handles.check_room()?;
         let mode = args.mode & !args.umask & 0o7777;
         // EXCL: what this opens is new and therefore a regular file. O_NOFOLLOW comes with it.
@@ -124,7 +127,7 @@ impl ShareTree {
             Err(Errno::EXIST) if args.flags & libc::O_EXCL as u32 == 0 => return self.open_existing(&place, args),
             Err(errno) => return Err(errno),
         };
-        let found = self.adopt_file(ctx, &place, &file, mode)?;
+        let found = self.adopt_file(&place, &file, mode)?;
         let entry = self.enter(&place.share, parent, name, &found)?;
         let number = self.keep_open(&place.share, entry.inode, file, args.flags)?;
         Ok((entry, number, open_options(&place.share, true)))
@@ -160,9 +163,9 @@ impl ShareTree {
     }
 
     /// Gives what was made by name to the caller and records it.
-    fn enter_new(&self, ctx: &Context, place: &Birthplace, mode: u32) -> Result<Entry, Errno> {
+    fn enter_new(&self, place: &Birthplace, mode: u32) -> Result<Entry, Errno> {
         let made = stat::of_name(&place.directory, place.name)?;
-        let found = match owner_to_set(ctx, place, &made)? {
+        let found = match owner_to_set(place, &made)? {
             None => made,
             Some(owner) => self.give_away(place, &made, mode, owner).inspect_err(|_| discard(place, &made))?,
         };
@@ -178,9 +181,9 @@ impl ShareTree {
         stat::of_name(&place.directory, place.name)
     }
 
-    fn adopt_file(&self, ctx: &Context, place: &Birthplace, file: &OwnedFd, mode: u32) -> Result<Stat, Errno> {
+    fn adopt_file(&self, place: &Birthplace, file: &OwnedFd, mode: u32) -> Result<Stat, Errno> {
         let made = stat::of_descriptor(file)?;
-        let Some(owner) = owner_to_set(ctx, place, &made)? else { return Ok(made) };
+        let Some(owner) = owner_to_set(place, &made)? else { return Ok(made) };
         let given = rustix::fs::fchown(file, owner.uid, owner.gid).and_then(|()| {
             // chown takes setuid and setgid away, also from root.
             if mode & 0o6000 == 0 { Ok(()) } else { rustix::fs::fchmod(file, Mode::from_raw_mode(made.permissions())) }
@@ -192,11 +195,11 @@ impl ShareTree {
 
 /// Whom a new file must be given to, if it is not the caller's as it is. A group that came from the parent's setgid
 /// bit stays; only where the groups differ is that bit looked at.
-fn owner_to_set(ctx: &Context, place: &Birthplace, made: &Stat) -> Result<Option<Owner>, Errno> {
-    let uid = (made.uid() != ctx.uid).then(|| Uid::from_raw(ctx.uid));
+fn owner_to_set(place: &Birthplace, made: &Stat) -> Result<Option<Owner>, Errno> {
+    let uid = (made.uid() != place.uid.as_raw()).then_some(place.uid);
     let mut gid = None;
-    if made.gid() != ctx.gid && stat::of_descriptor(&place.directory)?.permissions() & libc::S_ISGID == 0 {
-        gid = Some(Gid::from_raw(ctx.gid));
+    if made.gid() != place.gid.as_raw() && stat::of_descriptor(&place.directory)?.permissions() & libc::S_ISGID == 0 {
+        gid = Some(place.gid);
     }
     Ok((uid.is_some() || gid.is_some()).then_some(Owner { uid, gid }))
 }
@@ -205,6 +208,16 @@ fn owner_to_set(ctx: &Context, place: &Birthplace, made: &Stat) -> Result<Option
 fn discard(place: &Birthplace, made: &Stat) {
     let flags = if made.kind() == libc::S_IFDIR { AtFlags::REMOVEDIR } else { AtFlags::empty() };
     let _ = rustix::fs::unlinkat(&place.directory, place.name, flags);
+}
+
+/// A user as a guest names it. The highest number means "nobody in particular" to the kernel and is EINVAL.
+pub(super) fn user(raw: u32) -> Result<Uid, Errno> {
+    if raw == u32::MAX { Err(Errno::INVAL) } else { Ok(Uid::from_raw(raw)) }
+}
+
+/// A group as a guest names it, see [`user`].
+pub(super) fn group(raw: u32) -> Result<Gid, Errno> {
+    if raw == u32::MAX { Err(Errno::INVAL) } else { Ok(Gid::from_raw(raw)) }
 }
 
 /// FUSE carries device numbers in the kernel's 32-bit encoding.

@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use fuse_backend_rs::abi::fuse_abi::{stat64, statvfs64};
 use fuse_backend_rs::api::filesystem::SetattrValid;
-use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
+use rustix::fs::{AtFlags, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno;
 use rustix::path::DecInt;
 
+use super::create::{group, user};
 use crate::ShareTree;
 use crate::descriptors::Held;
 use crate::handles::Handle;
@@ -53,8 +54,8 @@ impl ShareTree {
             None => self.reach(&share, node)?,
         };
         if valid.intersects(SetattrValid::UID | SetattrValid::GID) {
-            let uid = valid.contains(SetattrValid::UID).then(|| Uid::from_raw(attr.st_uid));
-            let gid = valid.contains(SetattrValid::GID).then(|| Gid::from_raw(attr.st_gid));
+            let uid = valid.contains(SetattrValid::UID).then(|| user(attr.st_uid)).transpose()?;
+            let gid = valid.contains(SetattrValid::GID).then(|| group(attr.st_gid)).transpose()?;
             rustix::fs::chownat(&held, c"", uid, gid, AtFlags::EMPTY_PATH)?;
         }
         if valid.contains(SetattrValid::SIZE) {
