@@ -213,7 +213,9 @@ mod tests {
     }
 
     fn a_share(id: ShareId) -> Share {
-        Share::new(id, c"share".into(), a_descriptor(), ShareOptions::default()).expect("a device node can be attached")
+        let root = a_descriptor();
+        let found = crate::stat::of_descriptor(&root).expect("statx");
+        Share::new(id, c"share".into(), root, ShareOptions::default(), &found)
     }
 
     #[test]

@@ -11,9 +11,9 @@
 //!
 //! # How a file is known
 //!
-//! By its place. [`tree`] holds what the guest has looked up: nodes with parent and name, no descriptors. When a node
-//! is needed, [`reach`] opens it again from its parent, one name at a time, and checks that it is still the same
-//! file. [`descriptors`] caches a bounded number of these. So a guest that walks a million files costs this process
+//! By its place. `tree` holds what the guest has looked up: nodes with parent and name, no descriptors. When a node
+//! is needed, `reach` opens it again from its parent, one name at a time, and checks that it is still the same
+//! file. `descriptors` caches a bounded number of these. So a guest that walks a million files costs this process
 //! memory for their names and not a million descriptors, which would pin as many inodes of the host's kernel.
 //!
 //! # Invariants
@@ -74,17 +74,17 @@ pub use crate::share::{CachePolicy, ShareError, ShareOptions};
 
 /// The file system of one virtio-fs device: a root directory with shares in it.
 ///
-/// Any number of threads may serve requests on it. Locks are taken in the order renames, shares, tree, descriptors,
-/// and only `renames` is held across a system call.
+/// Any number of threads may serve requests on it. Locks are taken in the order renames, shares, tree, descriptors;
+/// only `renames`, and a directory handle's position, are held across a system call.
 pub struct ShareTree {
     limits: Limits,
     shares: RwLock<Shares>,
     tree: Mutex<Tree>,
     descriptors: Descriptors,
     handles: Handles,
-    /// Held for reading while names are walked, for writing while one changes: see [`reach`].
+    /// Held for reading while names are walked, for writing while one changes: see `reach`.
     renames: RwLock<()>,
-    /// The host's devices in the order in which they were met: see [`ShareTree::guest_ino`].
+    /// The host's devices in the order in which they were met: see `guest_ino`.
     devices: Mutex<HashMap<u64, u64>>,
     proc_fds: OnceLock<OwnedFd>,
 }

@@ -41,8 +41,8 @@ impl CachePolicy {
     /// For a container's own root, which only this guest writes: every path lookup that is spared is a round trip
     /// out of the VM. Sixty seconds is long against a build and short against a container's life. Names that are
     /// missing are believed for one second only, so that a file which the host puts there (`docker cp`) is seen at
-    /// once. A file that the host *replaces* is seen after a minute at the latest; use [`shared`](Self::shared)
-    /// where that is too late.
+    /// once by whoever opens it. A file that the host *replaces*, and a new name in a listing that the guest has, are
+    /// seen after a minute at the latest; use [`shared`](Self::shared) where that is too late.
     pub const fn private() -> CachePolicy {
         let minute = Duration::from_secs(60);
         CachePolicy { entry: minute, attributes: minute, negative: Duration::from_secs(1), exclusive: true }
@@ -112,10 +112,9 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    pub fn new(id: ShareId, name: CString, root: Held, options: ShareOptions) -> Result<Share, Errno> {
-        let stat = stat::of_descriptor(&root)?;
-        let key = stat.key(id);
-        Ok(Share { id, name, root, options, key, kind: stat.kind(), attached: AtomicBool::new(true) })
+    /// `found` is what the root was seen to be.
+    pub fn new(id: ShareId, name: CString, root: Held, options: ShareOptions, found: &Stat) -> Share {
+        Share { id, name, root, options, key: found.key(id), kind: found.kind(), attached: AtomicBool::new(true) }
     }
 
     pub fn is_attached(&self) -> bool {
@@ -177,18 +176,19 @@ impl ShareTree {
     /// Like [`attach`](Self::attach), with everything that can be chosen.
     pub fn attach_with(&self, name: &str, root: OwnedFd, options: ShareOptions) -> Result<(), ShareError> {
         let c_name = component(name)?;
+        // Before the lock: a file system that does not answer must not stop the other shares.
+        let found = stat::of_descriptor(&root)
+            .map_err(|errno| ShareError::Unreadable { name: name.to_owned(), source: errno.into() })?;
+        if found.kind() == libc::S_IFLNK {
+            return Err(ShareError::SymbolicLink(name.to_owned()));
+        }
         let mut shares = self.shares_mut();
         if shares.named(&c_name).is_some() {
             return Err(ShareError::NameTaken(name.to_owned()));
         }
-        let id = shares.last + 1;
-        let share = Share::new(id, c_name, Arc::new(root), options)
-            .map_err(|errno| ShareError::Unreadable { name: name.to_owned(), source: errno.into() })?;
-        if share.kind == libc::S_IFLNK {
-            return Err(ShareError::SymbolicLink(name.to_owned()));
-        }
-        shares.last = id;
-        shares.by_id.insert(id, Arc::new(share));
+        shares.last += 1;
+        let id = shares.last;
+        shares.by_id.insert(id, Arc::new(Share::new(id, c_name, Arc::new(root), options, &found)));
         Ok(())
     }
 

@@ -129,7 +129,10 @@ impl ShareTree {
         };
         let found = self.adopt_file(&place, &file, mode)?;
         let entry = self.enter(&place.share, parent, name, &found)?;
-        let number = self.keep_open(&place.share, entry.inode, file, args.flags)?;
+        // Without its handle the guest does not learn of the entry either.
+        let number = self
+            .keep_open(&place.share, entry.inode, file, args.flags)
+            .inspect_err(|_| self.let_go(&[(entry.inode, 1)]))?;
         Ok((entry, number, open_options(&place.share, true)))
     }
 

@@ -15,7 +15,6 @@ use fuse_backend_rs::api::filesystem::{OpenOptions, ZeroCopyReader, ZeroCopyWrit
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use super::inode::drop_set_ids;
 use crate::ShareTree;
 use crate::handles::Handle;
 use crate::share::Share;
@@ -51,9 +50,9 @@ impl ShareTree {
         }
         self.handles.check_room()?;
         let held = self.reach(&share, node)?;
-        let file = self.reopen_regular(&held, wanted)?;
+        let file = self.reopen_regular(node, &held, wanted)?;
         if wanted.contains(OFlags::TRUNC) && fuse_flags & FOPEN_IN_KILL_SUIDGID != 0 {
-            drop_set_ids(&file)?;
+            self.drop_set_ids(&file)?;
         }
         let unchanged = share.options.cache.exclusive || self.is_as_opened_before(node, &file)?;
         let number = self.keep_open(&share, node, file, flags)?;
@@ -94,7 +93,7 @@ impl ShareTree {
         };
         let count = from.read_to(&mut Positioned::new(file), write.size as usize, write.offset)?;
         if write.fuse_flags & WRITE_KILL_PRIV != 0 {
-            drop_set_ids(file)?;
+            self.drop_set_ids(file)?;
         }
         Ok(count)
     }

@@ -59,7 +59,10 @@ impl ShareTree {
             rustix::fs::chownat(&held, c"", uid, gid, AtFlags::EMPTY_PATH)?;
         }
         if valid.contains(SetattrValid::SIZE) {
-            self.set_size(&held, handle.as_deref(), attr.st_size, valid.contains(SetattrValid::KILL_SUIDGID))?;
+            self.set_size(node, &held, handle.as_deref(), attr.st_size)?;
+            if valid.contains(SetattrValid::KILL_SUIDGID) {
+                self.drop_set_ids(&held)?;
+            }
         }
         if valid.contains(SetattrValid::MODE) {
             self.set_mode(&held, attr.st_mode)?;
@@ -75,24 +78,34 @@ impl ShareTree {
         rustix::fs::chmodat(self.proc_fds()?, DecInt::from_fd(held), mode, AtFlags::empty())
     }
 
-    fn set_size(&self, held: &Held, handle: Option<&Handle>, size: i64, kill: bool) -> Result<(), Errno> {
+    /// Clears setuid, and setgid where the group may execute (elsewhere it marks mandatory locking): what the kernel
+    /// does at a write by anyone but root, and this process is root. `security.capability` the kernel removes itself.
+    pub(super) fn drop_set_ids(&self, file: &OwnedFd) -> Result<(), Errno> {
+        let mode = stat::of_descriptor(file)?.permissions();
+        let dropped = libc::S_ISUID | if mode & libc::S_IXGRP != 0 { libc::S_ISGID } else { 0 };
+        if mode & dropped == 0 { Ok(()) } else { self.set_mode(file, mode & !dropped) }
+    }
+
+    fn set_size(&self, node: NodeId, held: &Held, handle: Option<&Handle>, size: i64) -> Result<(), Errno> {
         let size = u64::try_from(size).map_err(|_| Errno::INVAL)?;
         let opened;
         let file: &OwnedFd = match handle.filter(|handle| handle.writable) {
             Some(handle) => &handle.file,
             None => {
-                opened = self.reopen_regular(held, OFlags::WRONLY)?;
+                opened = self.reopen_regular(node, held, OFlags::WRONLY)?;
                 &opened
             }
         };
-        rustix::fs::ftruncate(file, size)?;
-        if kill { drop_set_ids(file) } else { Ok(()) }
+        rustix::fs::ftruncate(file, size)
     }
 
-    /// Opens a file that is seen to be a regular one. Anything else has no content that is the host's business:
-    /// opening a fifo would wait, opening a device would be the host's device and not the guest's.
-    pub(super) fn reopen_regular(&self, held: &OwnedFd, flags: OFlags) -> Result<OwnedFd, Errno> {
-        match stat::of_descriptor(held)?.kind() {
+    /// Opens a node for reading or writing if it is a regular file. Anything else has no content that is the host's
+    /// business: opening a fifo would wait, opening a device would be the host's device and not the guest's.
+    ///
+    /// The tree says which it is: `held` was compared with it when it was opened, and a file's type never changes.
+    pub(super) fn reopen_regular(&self, node: NodeId, held: &OwnedFd, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let kind = self.tree().get(node).ok_or(Errno::STALE)?.kind;
+        match kind {
             libc::S_IFREG => self.reopen(held, flags),
             libc::S_IFDIR => Err(Errno::ISDIR),
             libc::S_IFLNK => Err(Errno::LOOP),
@@ -124,14 +137,6 @@ impl ShareTree {
     fn described(&self, share: &Share, found: &Stat) -> (stat64, Duration) {
         (found.to_guest(self.guest_ino(found.dev(), found.ino())), share.options.cache.attributes)
     }
-}
-
-/// Clears setuid, and setgid where the group may execute (elsewhere it marks mandatory locking): what the kernel does
-/// at a write by anyone but root, and this process is root. `security.capability` the kernel removes by itself.
-pub(super) fn drop_set_ids(file: &OwnedFd) -> Result<(), Errno> {
-    let mode = stat::of_descriptor(file)?.permissions();
-    let dropped = libc::S_ISUID | if mode & libc::S_IXGRP != 0 { libc::S_ISGID } else { 0 };
-    if mode & dropped == 0 { Ok(()) } else { rustix::fs::fchmod(file, Mode::from_raw_mode(mode & !dropped)) }
 }
 
 fn times(attr: &stat64, valid: SetattrValid) -> Option<Timestamps> {

@@ -1,7 +1,7 @@
 //! FUSE requests, one method each: what the protocol says, handed to the rooms that do it.
 //!
-//! Room by room: [`entry`] finds files, [`inode`] reads and sets attributes, [`create`] makes files, [`names`] removes
-//! and renames them, [`file`] reads and writes, [`dir`] lists, [`xattr`] is what it says, [`root`] is the directory
+//! Room by room: `entry` finds files, `inode` reads and sets attributes, `create` makes files, `names` removes
+//! and renames them, `file` reads and writes, `dir` lists, `xattr` is what it says, `root` is the directory
 //! of shares. Inside, errors are the kernel's numbers ([`rustix::io::Errno`]); they become `io::Error` here.
 //!
 //! Two requests are answered ENOSYS on purpose, after which a guest's kernel never sends them again:
@@ -40,7 +40,7 @@ use crate::ShareTree;
 /// * AUTO_INVAL_DATA: pages are dropped when size or modification time change under the guest.
 /// * DONT_MASK: the guest's umask comes with the request instead of being applied to the mode beforehand.
 /// * HANDLE_KILLPRIV_V2: setuid and setgid bits fall at a write here. Otherwise a guest's kernel would ask for
-///   `security.capability` before every single write.
+///   `security.capability` before every single write; so it asks once for each file.
 ///
 /// Not asked for: WRITEBACK_CACHE, POSIX_ACL, locks (see the crate's documentation), EXPLICIT_INVAL_DATA (nothing
 /// could ever tell the guest to drop a page).
