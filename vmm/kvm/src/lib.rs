@@ -15,8 +15,8 @@
 //!
 //! # Unsafe
 //!
-//! This crate is one of the workspace's three homes for `unsafe` (design.md §4). It needs it twice: to give KVM
-//! the address of guest memory, and to map boot images over it.
+//! This crate is one of the workspace's three homes for `unsafe` (design.md §4). It needs it once: to give KVM the
+//! address of guest memory.
 #![deny(unsafe_code)]
 
 mod host;

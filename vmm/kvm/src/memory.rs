@@ -8,17 +8,15 @@
 //!                                  │  local APIC     │
 //! ```
 //!
-//! A memfd, not anonymous memory: it can be handed to another process, and snapshots can map it. Pages of the boot images
-//! are the exception: they are private mappings over it ([`Memory::load`]), shared between machines until written.
+//! A memfd, not anonymous memory: it can be handed to another process, and snapshots can map it.
 
 use std::{fs::File, sync::Arc};
 
 use rustix::{
     fs::{MemfdFlags, SeekFrom, ftruncate, memfd_create, seek, sendfile},
     io::Errno,
-    mm::{MapFlags, ProtFlags, mmap},
 };
-use vm_memory::{FileOffset, GuestAddress, GuestMemory, GuestMemoryMmap, mmap::FromRangesError};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, mmap::FromRangesError};
 
 /// The type through which everybody touches guest memory: bounds are checked, accesses are volatile.
 pub type Ram = GuestMemoryMmap<()>;
@@ -30,7 +28,6 @@ pub const MMIO_GAP_START: u64 = 3 << 30;
 const MMIO_GAP_END: u64 = 4 << 30;
 
 const MIB: u64 = 1 << 20;
-const PAGE: u64 = 4096;
 
 /// Why there is no guest memory.
 #[derive(Debug, thiserror::Error)]
@@ -119,47 +116,12 @@ impl Memory {
         Ok(Self { ram: Arc::new(ram), layout, file })
     }
 
-    /// Puts `length` bytes of `file` from `offset` on to guest-physical `address`.
-    ///
-    /// Whole pages that are aligned alike in both are mapped privately: they cost nothing until the guest touches them,
-    /// and what it never writes is shared with every other machine that runs the same image. The rest is copied. The
-    /// file must not be written or truncated while the machine runs; images are replaced by renaming (`install`).
-    pub fn load(&self, file: &File, offset: u64, address: u64, length: u64) -> Result<(), MemoryError> {
-        let place = self.place(address, length).ok_or(MemoryError::Outside { address, length })?;
-        let size = file.metadata().map_err(|error| MemoryError::Copy(errno(&error)))?.len();
-        let missing = offset.saturating_add(length).saturating_sub(size);
-        if missing > 0 {
-            return Err(MemoryError::Short(missing));
-        }
-        let aligned = offset.is_multiple_of(PAGE) && address.is_multiple_of(PAGE);
-        let mapped = if aligned { length - length % PAGE } else { 0 };
-        if mapped > 0 {
-            self.map(file, offset, address, mapped)?;
-        }
-        self.copy(file, offset + mapped, place + mapped, length - mapped)
-    }
-
-    /// Maps whole pages of `file` over guest memory.
-    #[expect(unsafe_code)]
-    fn map(&self, file: &File, offset: u64, address: u64, length: u64) -> Result<(), MemoryError> {
-        let outside = |_| MemoryError::Outside { address, length };
-        let slice = self.ram.get_slice(GuestAddress(address), length as usize).map_err(outside)?;
-        let place = slice.ptr_guard_mut().as_ptr().cast();
-        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
-        // SAFETY:
-        // * `get_slice` has checked that the whole stretch lies in one mapping of `self.ram`, so nothing else is
-        //   unmapped;
-        // * what takes its place has the same bounds and the same access, so every pointer into it stays valid, and
-        //   it is unmapped together with the mapping around it;
-        // * nobody holds a Rust reference into guest memory: vm-memory gives out volatile accesses only.
-        let done = unsafe { mmap(place, length as usize, access, flags, file, offset) };
-        done.map(drop).map_err(MemoryError::Copy)
-    }
-
-    /// Copies into the memory's file inside of the kernel, so that pages written whole are neither zeroed nor faulted in.
-    fn copy(&self, file: &File, mut offset: u64, mut place: u64, mut left: u64) -> Result<(), MemoryError> {
+    /// Copies `length` bytes of `file` from `offset` on to guest-physical `address`, without touching our mapping.
+    pub fn load(&self, file: &File, mut offset: u64, address: u64, length: u64) -> Result<(), MemoryError> {
+        let mut place = self.place(address, length).ok_or(MemoryError::Outside { address, length })?;
+        let mut left = length;
         while left > 0 {
-            // The memory's file has one position, and only the boot, on one thread, ever moves it.
+            // The file of the memory has one position, and only the boot, on one thread, ever moves it.
             seek(&self.file, SeekFrom::Start(place)).map_err(MemoryError::Copy)?;
             let copied = sendfile(&self.file, file, Some(&mut offset), left as usize).map_err(MemoryError::Copy)?;
             if copied == 0 {
@@ -197,14 +159,9 @@ impl Memory {
     }
 }
 
-/// The kernel's answer inside of a library's error; every error of a file operation has one.
-fn errno(error: &std::io::Error) -> Errno {
-    Errno::from_io_error(error).unwrap_or(Errno::IO)
-}
-
 #[cfg(test)]
 mod tests {
-    use vm_memory::Bytes;
+    use vm_memory::{Bytes, GuestMemory};
 
     use super::*;
 
