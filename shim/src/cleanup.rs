@@ -1,0 +1,144 @@
+//! The `delete` action: a fresh process that removes what a pod may have left behind.
+//!
+//! containerd executes it after a crash of the shim and after every normal removal, possibly twice, possibly on a bundle
+//! that is half gone. So every step is optional and none fails; nothing is asked of a shim or a VM, which may hang. All
+//! waits together stay below containerd's five seconds.
+//!
+//! ```text
+//!   bundle shared with others? ── no ──► kill VMM, shim (recorded, start time checked) ──► remove the socket
+//!        └── either way ──► kill the holder ──► unmount rootfs ──► answer {137, now}
+//! ```
+//!
+//! Killing the shim is enough to end the rest: the VMM sees its control socket close, the holder its lifeline, and the
+//! mounts go with their namespace. The records of VMM and holder are for those that are stopped or hang.
+
+use std::{
+    fs,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use containerd_shim_protos::api::DeleteResponse;
+use nix::mount::{MntFlags, umount2};
+use protobuf::{Message, MessageField, well_known_types::timestamp::Timestamp};
+
+use crate::{
+    bundle::{Bundle, HOLDER_PID, ROOTFS, SHIM_PID, VMM_PID},
+    flags::Flags,
+};
+
+/// What a killed container exits with: 128 + SIGKILL.
+pub const KILLED: u32 = 137;
+
+/// How long one killed process may take to vanish: three of them fit into containerd's budget.
+const PATIENCE: Duration = Duration::from_millis(1300);
+
+/// The whole action. The result is what goes to standard output.
+#[must_use]
+pub fn delete(flags: &Flags) -> Vec<u8> {
+    let bundle = Bundle::new(if flags.bundle.is_empty() { "." } else { flags.bundle.as_str() });
+    let bundle = match fs::canonicalize(bundle.directory()) {
+        Ok(absolute) => Bundle::new(absolute),
+        Err(_) => bundle,
+    };
+    let address = bundle.address();
+    let shared = address.as_deref().is_some_and(|address| bundle.shares(address));
+    if !shared {
+        end(&bundle, VMM_PID);
+        end(&bundle, SHIM_PID);
+        if let Some(socket) = address.as_deref().and_then(|address| address.strip_prefix("unix://")) {
+            let _ = fs::remove_file(socket);
+        }
+    }
+    let pid = end(&bundle, HOLDER_PID);
+    let _ = umount2(&bundle.path(ROOTFS), MntFlags::MNT_DETACH);
+    response(pid.unwrap_or_default())
+}
+
+fn end(bundle: &Bundle, name: &str) -> Option<u32> {
+    let process = bundle.recorded(name)?;
+    process.kill(PATIENCE);
+    bundle.forget(name);
+    Some(process.pid)
+}
+
+fn response(pid: u32) -> Vec<u8> {
+    let response = DeleteResponse {
+        pid,
+        exit_status: KILLED,
+        exited_at: MessageField::some(timestamp(SystemTime::now())),
+        ..DeleteResponse::default()
+    };
+    // Encoding into memory fails only on messages beyond 2 GiB.
+    response.write_to_bytes().unwrap_or_default()
+}
+
+/// A time as protobuf has it.
+#[must_use]
+pub fn timestamp(time: SystemTime) -> Timestamp {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp {
+        seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+        nanos: i32::try_from(since.subsec_nanos()).unwrap_or_default(),
+        ..Timestamp::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command};
+
+    use super::*;
+
+    fn sleeper() -> Child {
+        Command::new("sleep").arg("60").spawn().expect("spawn")
+    }
+
+    fn delete_in(bundle: &Bundle) -> DeleteResponse {
+        let flags = Flags { bundle: bundle.directory().display().to_string(), ..Flags::default() };
+        DeleteResponse::parse_from_bytes(&delete(&flags)).expect("a DeleteResponse")
+    }
+
+    #[test]
+    fn missing_bundle_is_deleted_already() {
+        let answer = delete_in(&Bundle::new("/nonexistent/bundle"));
+        assert_eq!((answer.pid, answer.exit_status), (0, KILLED));
+        assert!(answer.exited_at.seconds > 0);
+    }
+
+    #[test]
+    fn leftover_processes_are_killed_and_the_second_delete_finds_nothing() {
+        let parent = tempfile::tempdir().expect("temporary directory");
+        let bundle = Bundle::new(parent.path().join("c1"));
+        fs::create_dir(bundle.directory()).expect("create");
+        let mut children = [sleeper(), sleeper(), sleeper()];
+        for (name, child) in [SHIM_PID, VMM_PID, HOLDER_PID].iter().zip(&children) {
+            bundle.record(name, child.id()).expect("record");
+        }
+        let socket = parent.path().join("s");
+        fs::write(&socket, "").expect("write");
+        bundle.write_address(&format!("unix://{}", socket.display())).expect("address");
+        assert_eq!(delete_in(&bundle).pid, children[2].id());
+        for child in &mut children {
+            assert!(child.wait().expect("wait").code().is_none());
+        }
+        assert!(!socket.exists());
+        assert_eq!(delete_in(&bundle).pid, 0);
+    }
+
+    #[test]
+    fn second_container_of_a_group_leaves_the_shared_shim_alone() {
+        let parent = tempfile::tempdir().expect("temporary directory");
+        let bundles = ["c1", "c2"].map(|id| Bundle::new(parent.path().join(id)));
+        let mut shim = sleeper();
+        for bundle in &bundles {
+            fs::create_dir(bundle.directory()).expect("create");
+            bundle.write_address("unix:///nonexistent/s").expect("address");
+            bundle.record(SHIM_PID, shim.id()).expect("record");
+        }
+        delete_in(&bundles[1]);
+        assert_eq!(shim.try_wait().expect("wait"), None);
+        fs::remove_dir_all(bundles[1].directory()).expect("containerd removes the bundle");
+        delete_in(&bundles[0]);
+        assert!(shim.wait().expect("wait").code().is_none());
+    }
+}
