@@ -99,8 +99,9 @@ pub struct Containers {
 
 struct Container {
     init: Init,
-    cgroup: Cgroup,
+    cgroup: Arc<Cgroup>,
     root_share: String,
+    is_sandbox: bool,
     /// There until start.
     gate: Mutex<Option<Gate>>,
     /// Set once init is gone and its output written.
@@ -162,8 +163,11 @@ impl Containers {
             Error::Limit { id: request.id.clone(), file, value: value.unwrap_or_default(), error }
         })?;
         let (ends, pipes) = stdio::make_pipes(&request.stdio, plan.owner())?;
+        let sandbox =
+            plan.in_pod_pids.then(|| self.all().values().find(|container| container.is_sandbox).cloned()).flatten();
+        let pod = sandbox.as_ref().map(|sandbox| sandbox.init.pidfd.as_fd());
         let (mut init, mut gate) =
-            process::spawn(plan, &self.places.shares, cgroup, ends, &self.reaper).map_err(Error::Create)?;
+            process::spawn(plan, &self.places.shares, cgroup, ends, pod, &self.reaper).map_err(Error::Create)?;
         let (ready, pumps) = tokio::join!(gate.ready(), pipes.connect(&self.places.link));
         match (ready, pumps) {
             (Ok(()), Ok(pumps)) => Ok((init, gate, pumps)),
@@ -236,18 +240,34 @@ impl Containers {
 
 /// The container, with a task that follows init to its end.
 fn supervised(init: Init, gate: Gate, mut pumps: Pumps, cgroup: Cgroup, plan: Plan) -> Container {
+    let cgroup = Arc::new(cgroup);
+    let alone = plan.namespaces & libc::CLONE_NEWPID as u64 != 0;
+    let processes = cgroup.clone();
     let (sender, finished) = watch::channel(None);
     let torn_down = Arc::new(Notify::new());
     let (mut exit, stop) = (init.exit.clone(), torn_down.clone());
     tokio::spawn(async move {
         let exit = ended(&mut exit).await;
+        // The end of a process namespace's init ends all others in it; in a shared namespace that is ours to do. A
+        // failure leaves them to delete.
+        if !alone && let Err(error) = processes.kill() {
+            log::warn!("cannot end the processes that outlived their container's init: {error}");
+        }
         tokio::select! {
             () = pumps.drain() => {}
             () = stop.notified() => {}
         }
         sender.send_replace(Some(exit));
     });
-    Container { init, cgroup, root_share: plan.root_share, gate: Mutex::new(Some(gate)), finished, torn_down }
+    Container {
+        init,
+        cgroup,
+        root_share: plan.root_share,
+        is_sandbox: plan.is_sandbox,
+        gate: Mutex::new(Some(gate)),
+        finished,
+        torn_down,
+    }
 }
 
 impl Container {

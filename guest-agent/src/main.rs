@@ -61,13 +61,15 @@ mod console {
     struct Console;
 
     impl Log for Console {
-        fn enabled(&self, _: &Metadata<'_>) -> bool {
-            true
+        /// ttrpc reports the end of the connection, which is how every machine ends, as an error of its own.
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            !metadata.target().starts_with("ttrpc")
         }
 
         fn log(&self, record: &Record<'_>) {
-            // ttrpc reports every peer that goes as an error of its own.
-            eprintln!("nacre-agent: {}: {}", record.level().as_str().to_lowercase(), record.args());
+            if self.enabled(record.metadata()) {
+                eprintln!("nacre-agent: {}: {}", record.level().as_str().to_lowercase(), record.args());
+            }
         }
 
         fn flush(&self) {}

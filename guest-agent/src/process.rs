@@ -12,7 +12,7 @@
 use std::{
     fs, io,
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream as StdStream,
     },
     path::Path,
@@ -70,19 +70,25 @@ pub struct Init {
 #[derive(Debug)]
 pub struct Gate(UnixStream);
 
-/// Clones the init process of `plan` into `cgroup` with these standard streams.
+/// Clones the init process of `plan` into `cgroup` with these standard streams, and into the process namespace of
+/// `pod` if that is given.
 pub fn spawn(
     plan: &Plan,
     shares: &Path,
     cgroup: &Cgroup,
     stdio: [OwnedFd; 3],
+    pod: Option<BorrowedFd<'_>>,
     reaper: &Reaper,
 ) -> Result<(Init, Gate), Error> {
     let (ours, theirs) = StdStream::pair().map_err(system("make the gate to init"))?;
     ours.set_nonblocking(true).map_err(system("make the gate to init"))?;
     let cgroup = cgroup.open().map_err(system("open the container's cgroup"))?;
     let inherited = Inherited { plan, shares, stdio, gate: theirs.into() };
-    let child = sys::clone_child(plan.namespaces, Some(cgroup.as_fd()), move || init::run(inherited));
+    let clone = move || sys::clone_child(plan.namespaces, Some(cgroup.as_fd()), move || init::run(inherited));
+    let child = match pod {
+        Some(pod) => sys::with_pid_namespace_of(pod, clone).map_err(system("enter the pod's process namespace"))?,
+        None => clone(),
+    };
     let child = child.map_err(system("clone init with its namespaces"))?;
     let exit = reaper.watch(child.pid);
     if let Some(maps) = &plan.id_maps {

@@ -10,7 +10,9 @@
 //!   share, a file system type that the guest does not serve, a time namespace.
 //!
 //! Namespaces: a type without `path` is created. A type with `path` means "the pod's", which is the agent's own: the
-//! pod's NICs appear there. A type that is absent is the agent's own too, except mount and cgroup, which are always
+//! pod's NICs appear there. The pod's process namespace is that of its sandbox container, if it has one. The sandbox
+//! container itself (as CRI's annotation names it) *is* the pod, so its host name, IPC and network are the agent's own.
+//! A type that is absent is the agent's own too, except mount and cgroup, which are always
 //! the container's: without the first it could take the agent's mounts away, without the second the agent could not
 //! find its processes.
 
@@ -27,6 +29,10 @@ use crate::{
     seccomp,
 };
 
+/// Annotations by which containerd and CRI-O name the sandbox container of a pod.
+const SANDBOX: [(&str, &str); 2] =
+    [("io.kubernetes.cri.container-type", "sandbox"), ("io.kubernetes.cri-o.ContainerType", "sandbox")];
+
 /// Everything needed to build one container, checked.
 #[derive(Debug)]
 pub struct Plan {
@@ -40,6 +46,10 @@ pub struct Plan {
     pub mounts: Vec<Mount>,
     /// CLONE_NEW* of the namespaces to create with the process.
     pub namespaces: u64,
+    /// Whether the process belongs into the process namespace of the pod's sandbox container.
+    pub in_pod_pids: bool,
+    /// Whether this is the pod's sandbox container.
+    pub is_sandbox: bool,
     /// `uid_map` and `gid_map`, when there is a user namespace.
     pub id_maps: Option<IdMaps>,
     /// Set in the container's UTS namespace.
@@ -166,7 +176,15 @@ pub fn reduce(json: &[u8], root_share: &str, share_mounts: &[ShareMount]) -> Res
     let spec: Spec = serde_json::from_slice(json)?;
     let process = spec.process().as_ref().ok_or(Error::Missing("process"))?;
     let linux = spec.linux().clone().unwrap_or_default();
-    let namespaces = namespaces(linux.namespaces().as_deref().unwrap_or_default())?;
+    let is_sandbox = spec
+        .annotations()
+        .as_ref()
+        .is_some_and(|all| SANDBOX.iter().any(|(key, value)| all.get(*key).is_some_and(|v| v == value)));
+    let wanted = linux.namespaces().as_deref().unwrap_or_default();
+    let mut namespaces = namespaces(wanted)?;
+    if is_sandbox {
+        namespaces &= !((libc::CLONE_NEWUTS | libc::CLONE_NEWIPC | libc::CLONE_NEWNET) as u64);
+    }
     let id_maps = (namespaces & libc::CLONE_NEWUSER as u64 != 0).then(|| IdMaps {
         uid: id_ranges(linux.uid_mappings().as_ref()),
         gid: id_ranges(linux.gid_mappings().as_ref()),
@@ -177,6 +195,8 @@ pub fn reduce(json: &[u8], root_share: &str, share_mounts: &[ShareMount]) -> Res
         root_propagation: linux.rootfs_propagation().as_deref().and_then(Propagation::named),
         mounts: plan_mounts(&spec, share_mounts)?,
         namespaces,
+        in_pod_pids: wanted.iter().any(|ns| ns.typ() == LinuxNamespaceType::Pid && ns.path().is_some()),
+        is_sandbox,
         id_maps,
         hostname: spec.hostname().clone().filter(|name| !name.is_empty()),
         domainname: spec.domainname().clone().filter(|name| !name.is_empty()),
@@ -346,6 +366,18 @@ mod tests {
         let plan = reduced("", "", "").expect("reduces");
         let new = libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWUTS;
         assert_eq!(plan.namespaces, new as u64);
+    }
+
+    #[test]
+    fn a_sandbox_container_is_the_pod_and_has_only_its_processes_apart() {
+        let json = String::from_utf8(spec("", "", "")).expect("text").replacen(
+            "\"hostname\"",
+            "\"annotations\":{\"io.kubernetes.cri.container-type\":\"sandbox\"},\"hostname\"",
+            1,
+        );
+        let plan = reduce(json.as_bytes(), "root0", &[]).expect("reduces");
+        assert!(plan.is_sandbox);
+        assert_eq!(plan.namespaces, (libc::CLONE_NEWNS | libc::CLONE_NEWPID) as u64);
     }
 
     #[test]

@@ -16,9 +16,9 @@
 //!
 //! After init has exited:
 //! - stdin is dropped at once, what the host still sends is not read;
-//! - output pumps run until the pipe's end. With a pid namespace that is immediate, since all writers are dead by
-//!   then. Without one, a process that outlived init may hold the pipe open for ever; so once init is gone, a pipe on
-//!   which nothing comes for [`DRAIN_QUIET`] is closed. Data that is there is never cut, however slow the host reads:
+//! - output pumps run until the pipe's end. That comes at once, since all processes of the container are killed with
+//!   init; but a process of another container, to which the pipe was passed, may hold it open for ever. So once init is
+//!   gone, a pipe on which nothing comes for [`DRAIN_QUIET`] is closed. Data that is there is never cut, however slow the host reads:
 //!   the time counts only while the pump waits for the process.
 
 use std::{io, os::fd::OwnedFd, path::Path, time::Duration};

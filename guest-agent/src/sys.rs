@@ -149,6 +149,19 @@ pub fn signal_pid(pid: u32, signal: i32) -> io::Result<()> {
     if unsafe { libc::kill(pid, signal) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Runs `work` while children are made in the process namespace of `pidfd` and not in ours.
+pub fn with_pid_namespace_of<T>(pidfd: BorrowedFd<'_>, work: impl FnOnce() -> T) -> io::Result<T> {
+    let own = File::open("/proc/self/ns/pid")?;
+    let children_in = |fd: RawFd| {
+        // SAFETY: `fd` is open; joining a process namespace concerns later children only, nothing of this process.
+        if unsafe { libc::setns(fd, libc::CLONE_NEWPID) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    };
+    children_in(pidfd.as_raw_fd())?;
+    let result = work();
+    children_in(own.as_raw_fd())?;
+    Ok(result)
+}
+
 /// Gives this process a cgroup namespace whose root is the cgroup it is in.
 pub fn new_cgroup_namespace() -> io::Result<()> {
     // SAFETY: unsharing this namespace changes what paths in /proc look like, nothing in memory or descriptors.

@@ -442,6 +442,33 @@ fn links_in_the_image_cannot_lead_a_mount_out_of_the_root() {
 }
 
 #[test]
+fn containers_of_a_pod_share_its_names_and_if_asked_its_processes() {
+    with_guest(|guest| async move {
+        let mut sandbox = spec(&["sleep", "1000"]);
+        sandbox["annotations"] = json!({"io.kubernetes.cri.container-type": "sandbox"});
+        let _streams = guest.create("pod", &sandbox).await.expect("create");
+        guest.go("pod").await.expect("start");
+        let mut app = spec(&[
+            "sh",
+            "-c",
+            "hostname; grep -c . /proc/1/cmdline; cat /proc/1/comm; sleep 1000 >/dev/null & echo $$",
+        ]);
+        app["hostname"] = json!("");
+        app["linux"]["namespaces"] = json!([{"type": "pid", "path": "/proc/7/ns/pid"}, {"type": "uts", "path": "/proc/7/ns/uts"},
+            {"type": "ipc", "path": "/proc/7/ns/ipc"}, {"type": "network", "path": "/var/run/netns/x"}, {"type": "mount"}]);
+        let (out, err, status) = guest.run("c1", &app).await;
+        assert_eq!((err.as_str(), status), ("", 0));
+        let lines: Vec<&str> = out.lines().collect();
+        assert_eq!(lines[..3], ["box", "1", "sleep"], "{out}");
+        assert_ne!(lines[3], "1");
+        // The process that was left behind is gone with its container's init.
+        let pids = ListProcessesRequest { id: "pod".into(), ..Default::default() };
+        assert_eq!(guest.agent.list_processes(context::with_timeout(0), &pids).await.expect("list").pids.len(), 1);
+        guest.delete("pod").await;
+    });
+}
+
+#[test]
 fn a_seccomp_profile_is_enforced() {
     with_guest(|guest| async move {
         let mut with = spec(&["sh", "-c", "hostname other; echo $?"]);
