@@ -21,7 +21,7 @@ use rustix::{
     process::{Resource, Rlimit, chdir, chroot, setrlimit},
 };
 
-use crate::{mounts::DEVICES, net};
+use crate::{net, root::DEVICES};
 
 /// Where shares appear.
 pub const SHARES: &str = "/run/nacre/shares";

@@ -36,7 +36,7 @@ use rustix::{
     thread::{Gid, Uid, set_no_new_privs, set_thread_res_gid, set_thread_res_uid},
 };
 
-use crate::{credentials, entrypoint, mounts, net, spec::Plan, sys};
+use crate::{credentials, entrypoint, net, root, spec::Plan, sys};
 
 /// Parent to child: the id maps are written.
 pub const MAPPED: u8 = b'M';
@@ -179,22 +179,22 @@ fn join_namespaces(plan: &Plan, gate: &OwnedFd) -> Result<(), Failure> {
 fn build_root(plan: &Plan, shares: &Path) -> Result<(), Failure> {
     let mut trees = Vec::with_capacity(plan.mounts.len());
     for mount in &plan.mounts {
-        let tree = mounts::open_share(mount, shares);
+        let tree = root::open_share(mount, shares);
         trees.push(tree.map_err(during(format_args!("open the share for {:?}", mount.destination)))?);
     }
-    let root = shares.join(&plan.root_share);
-    let old = mounts::enter_root(&root).map_err(during(format_args!("enter the root share {:?}", plan.root_share)))?;
+    let share = shares.join(&plan.root_share);
+    let old = root::enter_root(&share).map_err(during(format_args!("enter the root share {:?}", plan.root_share)))?;
     for (mount, tree) in plan.mounts.iter().zip(&trees) {
-        mounts::make(mount, tree.as_ref()).map_err(during(format_args!("mount on {:?}", mount.destination)))?;
+        root::make(mount, tree.as_ref()).map_err(during(format_args!("mount on {:?}", mount.destination)))?;
     }
-    mounts::make_devices(&plan.mounts, &old).map_err(during("make the device nodes in /dev"))?;
-    mounts::leave_old_root(&old).map_err(during("leave the agent's root"))?;
+    root::make_devices(&plan.mounts, &old).map_err(during("make the device nodes in /dev"))?;
+    root::leave_old_root(&old).map_err(during("leave the agent's root"))?;
     for (name, value) in &plan.sysctls {
         fs::write(Path::new("/proc/sys").join(name), value).map_err(during(format_args!("set sysctl {name:?}")))?;
     }
     make_cwd(plan)?;
     if let Some(propagation) = plan.root_propagation {
-        propagation.apply(Path::new("/")).map_err(during("set the propagation of the root"))?;
+        root::propagate(propagation, Path::new("/")).map_err(during("set the propagation of the root"))?;
     }
     protect(plan)
 }
@@ -211,16 +211,16 @@ fn make_cwd(plan: &Plan) -> Result<(), Failure> {
 
 fn protect(plan: &Plan) -> Result<(), Failure> {
     for path in &plan.readonly_paths {
-        mounts::make_readonly(path, true).map_err(during(format_args!("make {path:?} read-only")))?;
+        root::make_readonly(path, true).map_err(during(format_args!("make {path:?} read-only")))?;
     }
     if !plan.masked_paths.is_empty() {
-        let null = mounts::open_null().map_err(during("open /dev/null to mask paths"))?;
+        let null = root::open_null().map_err(during("open /dev/null to mask paths"))?;
         for path in &plan.masked_paths {
-            mounts::mask(path, null.as_fd()).map_err(during(format_args!("mask {path:?}")))?;
+            root::mask(path, null.as_fd()).map_err(during(format_args!("mask {path:?}")))?;
         }
     }
     if plan.root_readonly {
-        mounts::make_readonly("/", false).map_err(during("make the root read-only"))?;
+        root::make_readonly("/", false).map_err(during("make the root read-only"))?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 //! `main.rs` is the boot list; everything else is here so that it can be tested as an ordinary process.
 //!
 //! ```text
-//!   boot ──▶ link ──▶ server ──▶ container ──▶ process ──▶ init (child) ──▶ mounts · entrypoint · credentials
+//!   boot ──▶ link ──▶ server ──▶ container ──▶ process ──▶ init (child) ──▶ root · entrypoint · credentials
 //!   (once)   (dial)   (ttrpc)    (registry,    (clone3,     up to exec)
 //!                                 states)       gate)
 //!                                    │             reap: the one caller of waitid
@@ -29,6 +29,7 @@ pub mod net;
 pub mod power;
 pub mod process;
 pub mod reap;
+pub mod root;
 pub mod seccomp;
 pub mod server;
 pub mod spec;

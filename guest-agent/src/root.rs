@@ -1,0 +1,205 @@
+//! The container's root, built by its init: enter the share, mount, make devices, protect.
+//!
+//! Order in the child, which is alone in a new mount namespace (a copy of the agent's):
+//!
+//! ```text
+//!   open_share ──▶ enter_root ──▶ make each, in order ──▶ make_devices ──▶ leave_old_root ──▶ make_readonly, mask
+//!   (clone the      (bind, pivot;   (tmpfs, proc, …,
+//!    share's tree)   the old root    moved-in clones)
+//!                    lies under)
+//! ```
+//!
+//! Entering the root first is what makes the rest safe: from then on every path of the spec is looked up inside the
+//! image, so a symbolic link in the image cannot lead a mount anywhere else. What must come from outside (shares) was
+//! opened before, as a detached copy, and is only attached. The old root stays reachable by its descriptor until the
+//! end: device nodes are bound from it where mknod is denied (user namespaces), and the kernel lets a user namespace
+//! mount a new proc only while it can see another one.
+//!
+//! All mounts vanish with the container's last process; the agent's own namespace never sees them.
+
+use std::{
+    fs,
+    io::{self, ErrorKind},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    path::Path,
+};
+
+use rustix::{
+    fs::{CWD, FileType, Mode, OFlags, makedev, mknodat, open, symlink},
+    io::Errno,
+    mount::{
+        MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, mount_bind,
+        mount_bind_recursive, mount_change, move_mount, open_tree, unmount,
+    },
+    process::{chdir, fchdir, pivot_root},
+};
+
+use crate::{
+    mounts::{Mount, Propagation, What, attributes},
+    sys,
+};
+
+/// Sets the propagation of the mount at `path`.
+pub fn propagate(propagation: Propagation, path: &Path) -> rustix::io::Result<()> {
+    let recursive = if propagation.recursive { libc::MS_REC } else { 0 };
+    mount_change(path, MountPropagationFlags::from_bits_retain((propagation.flag | recursive) as _))
+}
+
+/// A detached copy of a share's mount with the mount's attributes, or `None` for a mount that is no share.
+pub fn open_share(mount: &Mount, shares: &Path) -> io::Result<Option<OwnedFd>> {
+    let What::Share { name, recursive } = &mount.what else { return Ok(None) };
+    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    if *recursive {
+        flags |= OpenTreeFlags::AT_RECURSIVE;
+    }
+    let tree = open_tree(CWD, shares.join(name), flags)?;
+    let attributes = attributes(mount.flags);
+    if attributes != 0 {
+        sys::set_mount_attributes(tree.as_fd(), attributes, 0, mount.flags_recursive)?;
+    }
+    Ok(Some(tree))
+}
+
+/// Makes the directory `root` the root of this process and returns a descriptor of the old one.
+pub fn enter_root(root: &Path) -> rustix::io::Result<OwnedFd> {
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    let old = open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    // pivot_root wants a mount point.
+    mount_bind_recursive(root, root)?;
+    chdir(root)?;
+    // Both arguments the same: the old root is stacked below the new one, no directory is needed for it.
+    pivot_root(".", ".")?;
+    chdir("/")?;
+    Ok(old)
+}
+
+/// Detaches the old root. After this nothing of the agent's tree can be reached.
+pub fn leave_old_root(old: &OwnedFd) -> rustix::io::Result<()> {
+    fchdir(old)?;
+    unmount(".", UnmountFlags::DETACH)?;
+    chdir("/")
+}
+
+/// Makes one mount; `tree` is what [`open_share`] returned for it. The mount point is made if it is missing.
+pub fn make(mount: &Mount, tree: Option<&OwnedFd>) -> io::Result<()> {
+    match attach(mount, tree) {
+        Err(Errno::NOENT) => {
+            make_mount_point(&mount.destination, tree)?;
+            attach(mount, tree)?;
+        }
+        result => result?,
+    }
+    if let Some(propagation) = mount.propagation {
+        propagate(propagation, &mount.destination)?;
+    }
+    Ok(())
+}
+
+fn attach(what: &Mount, tree: Option<&OwnedFd>) -> rustix::io::Result<()> {
+    match (&what.what, tree) {
+        (What::FileSystem { source, kind }, _) => {
+            let kind = if *kind == "cgroup" { "cgroup2" } else { kind };
+            let data = (!what.data.is_empty()).then_some(what.data.as_c_str());
+            mount(source.as_c_str(), &what.destination, kind, MountFlags::from_bits_retain(what.flags as _), data)
+        }
+        (What::Share { .. }, Some(tree)) => {
+            let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_SYMLINKS;
+            move_mount(tree, "", CWD, &what.destination, flags)
+        }
+        (What::Share { .. }, None) => Err(Errno::BADF),
+    }
+}
+
+/// A directory, or an empty file if a file will be mounted there.
+fn make_mount_point(path: &Path, tree: Option<&OwnedFd>) -> io::Result<()> {
+    let is_file = match tree {
+        Some(tree) => !FileType::from_raw_mode(rustix::fs::fstat(tree)?.st_mode).is_dir(),
+        None => false,
+    };
+    if !is_file {
+        return fs::create_dir_all(path);
+    }
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    fs::OpenOptions::new().create(true).append(true).open(path).map(drop)
+}
+
+/// Device nodes that every container has: name, major, minor.
+pub const DEVICES: [(&str, u32, u32); 6] =
+    [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
+
+/// Links that every container has in /dev.
+const DEVICE_LINKS: [(&str, &str); 5] = [
+    ("/proc/self/fd", "/dev/fd"),
+    ("/proc/self/fd/0", "/dev/stdin"),
+    ("/proc/self/fd/1", "/dev/stdout"),
+    ("/proc/self/fd/2", "/dev/stderr"),
+    ("pts/ptmx", "/dev/ptmx"),
+];
+
+/// Fills /dev, unless a share is mounted there, which is then used as it is.
+pub fn make_devices(mounts: &[Mount], old_root: &OwnedFd) -> io::Result<()> {
+    let on_dev = mounts.iter().rev().find(|mount| mount.destination == Path::new("/dev"));
+    if on_dev.is_some_and(|mount| matches!(mount.what, What::Share { .. })) {
+        return Ok(());
+    }
+    for (name, major, minor) in DEVICES {
+        let path = format!("/dev/{name}");
+        match mknodat(CWD, &path, FileType::CharacterDevice, Mode::from_raw_mode(0o666), makedev(major, minor)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(Errno::PERM | Errno::ACCESS) => bind_device(&path, name, old_root)?,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    for (target, link) in DEVICE_LINKS {
+        match symlink(target, link) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Where nodes cannot be made (a user namespace, a shared root), the agent's own is bound.
+fn bind_device(path: &str, name: &str, old_root: &OwnedFd) -> io::Result<()> {
+    let tree =
+        open_tree(old_root, format!("dev/{name}"), OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?;
+    fs::OpenOptions::new().create(true).append(true).open(path)?;
+    Ok(move_mount(&tree, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+}
+
+/// Makes the mount at `path` read-only, leaving its other attributes; with `bind`, makes it a mount first. A path
+/// that does not exist needs no protection.
+pub fn make_readonly(path: &str, bind: bool) -> io::Result<()> {
+    if bind {
+        match mount_bind_recursive(path, path) {
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
+            result => result?,
+        }
+    }
+    let fd = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    sys::set_mount_attributes(fd.as_fd(), libc::MOUNT_ATTR_RDONLY, 0, false)
+}
+
+/// Hides `path`: a file becomes /dev/null, a directory an empty one. A path that does not exist needs no hiding.
+pub fn mask(path: &str, null: BorrowedFd<'_>) -> io::Result<()> {
+    let null = format!("/proc/self/fd/{}", null.as_raw_fd());
+    match mount_bind(null, path) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        // /dev/null cannot be mounted on a directory; a path below a file is no path.
+        Err(Errno::NOTDIR) => match mount("tmpfs", path, "tmpfs", MountFlags::RDONLY, None) {
+            Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
+            Err(error) => Err(error.into()),
+        },
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The container's /dev/null, checked to be the null device: masking with anything else would expose it.
+pub fn open_null() -> io::Result<OwnedFd> {
+    let null = open("/dev/null", OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = rustix::fs::fstat(&null)?;
+    let is_null = FileType::from_raw_mode(stat.st_mode).is_char_device() && stat.st_rdev == makedev(1, 3);
+    if is_null { Ok(null) } else { Err(io::Error::new(ErrorKind::InvalidData, "/dev/null is not the null device")) }
+}
