@@ -89,21 +89,21 @@ impl Agent {
 
     /// Prepares a container.
     pub async fn create(&self, request: &CreateContainerRequest) -> Result<(), GuestError> {
-        let call = self.client.create_container(context::with_duration(SLOW), request);
+        let call = self.client.create_container(within(SLOW), request);
         bounded("create", &request.id, SLOW, call).await.map(drop)
     }
 
     /// Lets it run.
     pub async fn start(&self, id: &str) -> Result<(), GuestError> {
         let request = StartContainerRequest { id: id.to_owned(), ..StartContainerRequest::default() };
-        let call = self.client.start_container(context::with_duration(SLOW), &request);
+        let call = self.client.start_container(within(SLOW), &request);
         bounded("start", id, SLOW, call).await.map(drop)
     }
 
     /// Signals it.
     pub async fn signal(&self, id: &str, signal: u32, all: bool) -> Result<(), GuestError> {
         let request = SignalContainerRequest { id: id.to_owned(), signal, all, ..SignalContainerRequest::default() };
-        let call = self.client.signal_container(context::with_duration(QUICK), &request);
+        let call = self.client.signal_container(within(QUICK), &request);
         bounded("signal", id, QUICK, call).await.map(drop)
     }
 
@@ -118,7 +118,7 @@ impl Agent {
     /// Removes it.
     pub async fn delete(&self, id: &str) -> Result<(), GuestError> {
         let request = DeleteContainerRequest { id: id.to_owned(), ..DeleteContainerRequest::default() };
-        let call = self.client.delete_container(context::with_duration(DELETE), &request);
+        let call = self.client.delete_container(within(DELETE), &request);
         bounded("delete", id, DELETE, call).await.map(drop)
     }
 }
@@ -128,6 +128,11 @@ pub fn stream(fd: OwnedFd) -> std::io::Result<UnixStream> {
     let stream = std::os::unix::net::UnixStream::from(fd);
     stream.set_nonblocking(true)?;
     UnixStream::from_std(stream)
+}
+
+/// What the request says about its deadline. Ours in [`bounded`] comes first, so that one error means "too late".
+fn within(deadline: Duration) -> Context {
+    context::with_duration(deadline + Duration::from_secs(1))
 }
 
 /// The deadline is ours to keep: an agent may ignore the one in the request.

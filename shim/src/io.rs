@@ -260,16 +260,20 @@ async fn deliver(sink: &mut Sink, mut bytes: &[u8], progress: &Progress) -> io::
 
 async fn pump_in(slot: Slot, mut fifo: Receiver, close: Arc<Notify>) {
     let Ok(mut stream) = slot.await else { return };
-    let mut buffer = vec![0; BUFFER];
+    let (mut buffer, mut closing) = (vec![0; BUFFER], false);
     loop {
-        let length = tokio::select! {
-            biased;
-            read = fifo.read(&mut buffer) => read.unwrap_or(0),
-            // What was written before CloseIO came is still in the fifo.
-            () = close.notified() => match fifo.try_read(&mut buffer) {
-                Ok(length) if length > 0 => { close.notify_one(); length }
-                _ => 0,
-            },
+        let length = if closing {
+            // What was written before CloseIO came. Not `try_read`: it believes the runtime, which may not have looked.
+            rustix::io::read(&fifo, &mut buffer).unwrap_or(0)
+        } else {
+            tokio::select! {
+                biased;
+                read = fifo.read(&mut buffer) => read.unwrap_or(0),
+                () = close.notified() => {
+                    closing = true;
+                    continue;
+                }
+            }
         };
         let bytes = buffer.get(..length).unwrap_or_default();
         if bytes.is_empty() || stream.write_all(bytes).await.is_err() {
