@@ -38,7 +38,7 @@ use std::{
 };
 
 use containerd_shim_protos::bootstrap_api::BootstrapParams;
-use protobuf::Message;
+use protobuf::{CodedInputStream, Message, rt::skip_field_for_tag, well_known_types::any::Any};
 use rustix::fs::Mode;
 use sha2::{Digest, Sha256};
 
@@ -53,6 +53,9 @@ const SOCKET_DIRECTORY: &str = "/run/containerd/s";
 
 /// The longest path that fits into a Unix address, with its terminator.
 const SOCKET_PATH_MAX: usize = 106;
+
+/// `string config_path = 2` of `runtimeoptions.v1.Options`: the field's number and its wire type.
+const CONFIG_PATH_TAG: u32 = 2 << 3 | 2;
 
 /// Largest input that is read from containerd, as containerd's own limit.
 const INPUT_MAX: u64 = 10 << 20;
@@ -98,13 +101,15 @@ pub struct Launch {
     pub socket_directory: Option<String>,
     /// containerd logs at debug level.
     pub debug: bool,
+    /// A configuration file for this pod alone (`ctr run --runtime-config-path`, CRI's `ConfigPath`).
+    pub config: Option<String>,
 }
 
 impl Launch {
     /// Makes sense of stdin. `ttrpc_address` is the environment's, which older daemons set.
     #[must_use]
     pub fn interpret(stdin: &[u8], flags: &Flags, ttrpc_address: Option<String>) -> Self {
-        let legacy = Self { ttrpc_address, socket_directory: None, debug: flags.debug };
+        let mut legacy = Self { ttrpc_address, debug: flags.debug, ..Self::default() };
         if stdin.is_empty() {
             return legacy;
         }
@@ -115,10 +120,30 @@ impl Launch {
                     .filter(|address| !address.is_empty())
                     .or(legacy.ttrpc_address),
                 socket_directory: params.socket_dir.filter(|directory| !directory.is_empty()),
+                config: params.extensions.iter().find_map(|extension| config_path(&extension.value)),
             },
-            _ => legacy,
+            _ => {
+                legacy.config = Any::parse_from_bytes(stdin).ok().and_then(|options| config_path(&options));
+                legacy
+            }
         }
     }
+}
+
+/// The configuration file that runtime options name. Options of other types (CRI may send runc's) and other fields are
+/// not for us.
+fn config_path(options: &Any) -> Option<String> {
+    if !options.type_url.ends_with("runtimeoptions.v1.Options") {
+        return None;
+    }
+    let mut fields = CodedInputStream::from_bytes(&options.value);
+    while let Some(tag) = fields.read_raw_tag_or_eof().ok()? {
+        if tag == CONFIG_PATH_TAG {
+            return fields.read_string().ok().filter(|path| !path.is_empty());
+        }
+        skip_field_for_tag(tag, &mut fields).ok()?;
+    }
+    None
 }
 
 /// The whole action. The result is what goes to standard output.
@@ -216,6 +241,9 @@ fn spawn_server(
     if let Some(address) = &launch.ttrpc_address {
         command.env(TTRPC_ADDRESS, address);
     }
+    if let Some(config) = &launch.config {
+        command.env("NACRE_CONFIG", config);
+    }
     command.stdin(OwnedFd::from(listener)).stdout(Stdio::null()).stderr(Stdio::null());
     // Own process group: a signal to containerd's group is not meant for the pod.
     command.process_group(0).spawn().map_err(|source| BootstrapError::Spawn { path: program, source })
@@ -244,7 +272,8 @@ fn file(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BootstrapE
 
 #[cfg(test)]
 mod tests {
-    use protobuf::{EnumOrUnknown, well_known_types::any::Any};
+    use containerd_shim_protos::bootstrap_api::Extension;
+    use protobuf::{EnumOrUnknown, MessageField};
 
     use super::*;
 
@@ -278,8 +307,12 @@ mod tests {
     fn bootstrap_params_of_our_own_win_over_the_environment() {
         let bytes = params().write_to_bytes().expect("encodes");
         let launch = Launch::interpret(&bytes, &flags(), Some("/old.ttrpc".into()));
-        let expected =
-            Launch { ttrpc_address: Some("/new.ttrpc".into()), socket_directory: Some("/run/s".into()), debug: true };
+        let expected = Launch {
+            ttrpc_address: Some("/new.ttrpc".into()),
+            socket_directory: Some("/run/s".into()),
+            debug: true,
+            config: None,
+        };
         assert_eq!(launch, expected);
     }
 
@@ -296,6 +329,20 @@ mod tests {
         let any = Any { type_url: "runtimeoptions.v1.Options".into(), value: vec![1, 2, 3], ..Any::default() };
         let launch = Launch::interpret(&any.write_to_bytes().expect("encodes"), &flags(), Some("/old.ttrpc".into()));
         assert_eq!(launch.ttrpc_address.as_deref(), Some("/old.ttrpc"));
+    }
+
+    #[test]
+    fn configuration_file_is_found_in_the_options_of_either_form() {
+        // type_url = 1: "t", config_path = 2: "/c"
+        let value = vec![0x0a, 1, b't', 0x12, 2, b'/', b'c'];
+        let any = Any { type_url: "runtimeoptions.v1.Options".into(), value, ..Any::default() };
+        let launch = Launch::interpret(&any.write_to_bytes().expect("encodes"), &flags(), None);
+        assert_eq!(launch.config.as_deref(), Some("/c"));
+        let foreign = Any { type_url: "containerd.runc.v1.Options".into(), ..any.clone() };
+        let extensions = [foreign, any].map(|any| Extension { value: MessageField::some(any), ..Extension::default() });
+        let new = BootstrapParams { extensions: extensions.into(), ..params() };
+        let launch = Launch::interpret(&new.write_to_bytes().expect("encodes"), &flags(), None);
+        assert_eq!(launch.config.as_deref(), Some("/c"));
     }
 
     #[test]

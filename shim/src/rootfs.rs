@@ -2,7 +2,8 @@
 //!
 //! [`isolate`] runs once, before the first thread. From then on nothing that is mounted here exists for anybody else,
 //! and the kernel unmounts all of it when the last process of the namespace (shim, VMM, holders) is gone, however they
-//! ended. Mounts that the host makes later still arrive, because the namespace is a slave of the host's.
+//! ended. Mounts that the host makes later still arrive where the host's own are shared, as systemd makes them: the
+//! namespace is a slave of the host's. On a host whose root is private, a volume must be mounted before its pod starts.
 //!
 //! [`mount_all`] performs containerd's list of mounts on one target, in order; the last one is what the container sees.
 //! Failure path: the first mount that fails undoes those before it. [`Mounted::unmount`] ends it in order; dropping it does
@@ -108,7 +109,8 @@ pub fn mount_all(mounts: &[Mount], target: &Path) -> Result<Mounted, RootfsError
     let mut mounted = Mounted::default();
     for mount in mounts {
         // Newer daemons may address a place below the root. It comes from containerd, which is trusted.
-        let place = target.join(mount.target.trim_start_matches('/'));
+        let below = mount.target.trim_start_matches('/');
+        let place = if below.is_empty() { target.to_owned() } else { target.join(below) };
         mount_one(mount, &place)?;
         mounted.targets.push(place);
     }

@@ -2,7 +2,7 @@
 //!
 //! It is kept as JSON instead of typed, so that fields which nobody here knows reach the agent unchanged. What stays
 //! behind: hooks (they are for the host), paths of host namespaces, SELinux and AppArmor labels (the guest kernel has
-//! neither). The network namespace is the VM itself.
+//! neither). The network namespace is the VM itself: its NICs are the pod's.
 //!
 //! Invariant: entries of `mounts` keep their order and number, because the agent finds a share's mount by its index.
 
@@ -131,12 +131,11 @@ impl Spec {
             }
         }
         if let Some(namespaces) = spec.pointer_mut("/linux/namespaces").and_then(Value::as_array_mut) {
-            if namespaces.iter().any(|namespace| kind(namespace) == "pid" && path(namespace).is_some()) {
-                let text = "a process namespace shared with another container is not supported yet";
-                return Err(SpecError::Unsupported(text.to_owned()));
+            namespaces.retain(|namespace| kind(namespace) != "network");
+            for namespace in namespaces.iter_mut().filter(|namespace| path(namespace).is_some()) {
+                // That there is one means "the pod's" to the agent; which it is on the host is not the guest's business.
+                namespace["path"] = "pod".into();
             }
-            // A path names a namespace of the pod's, which in the guest is the one that the agent lives in.
-            namespaces.retain(|namespace| kind(namespace) != "network" && path(namespace).is_none());
         }
         Ok(spec.to_string().into_bytes())
     }
@@ -196,17 +195,12 @@ mod tests {
     fn guest_gets_everything_but_what_belongs_to_the_host() {
         let spec = spec(
             r#"{"hooks":{"prestart":[]},"future":1,"process":{"args":["a"],"apparmorProfile":"x"},
-            "linux":{"namespaces":[{"type":"pid"},{"type":"network"},{"type":"ipc","path":"/proc/1/ns/ipc"}]}}"#,
+            "linux":{"namespaces":[{"type":"uts"},{"type":"network"},{"type":"ipc","path":"/proc/1/ns/ipc"}]}}"#,
         );
         let guest: Value = serde_json::from_slice(&spec.for_guest().expect("legal")).expect("JSON");
-        let expected = r#"{"future":1,"process":{"args":["a"]},"linux":{"namespaces":[{"type":"pid"}]}}"#;
-        assert_eq!(guest, serde_json::from_str::<Value>(expected).expect("JSON"));
-    }
-
-    #[test]
-    fn shared_process_namespace_is_refused_in_words() {
-        let spec = spec(r#"{"linux":{"namespaces":[{"type":"pid","path":"/proc/7/ns/pid"}]}}"#);
-        assert!(matches!(spec.for_guest(), Err(SpecError::Unsupported(_))));
+        let namespaces = r#"[{"type":"uts"},{"type":"ipc","path":"pod"}]"#;
+        let expected = format!(r#"{{"future":1,"process":{{"args":["a"]}},"linux":{{"namespaces":{namespaces}}}}}"#);
+        assert_eq!(guest, serde_json::from_str::<Value>(&expected).expect("JSON"));
     }
 
     #[test]

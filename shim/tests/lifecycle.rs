@@ -24,6 +24,7 @@ use containerd_shim_protos::{
     protobuf::Message,
     shim::{event::Envelope, events::ForwardRequest},
     shim_async::{Events, TaskClient, create_events},
+    types::mount::Mount,
 };
 use tokio::task::spawn_blocking;
 use ttrpc::{
@@ -187,11 +188,16 @@ impl Daemon {
 
 impl Pod {
     async fn create(&self, id: &str, stdout: &Path) -> ttrpc::Result<u32> {
+        self.create_on(id, stdout, Vec::new()).await
+    }
+
+    async fn create_on(&self, id: &str, stdout: &Path, rootfs: Vec<Mount>) -> ttrpc::Result<u32> {
         let stdout = if stdout.as_os_str().is_empty() { String::new() } else { format!("file://{}", stdout.display()) };
         let request = CreateTaskRequest {
             id: id.into(),
             bundle: self.bundle.display().to_string(),
             stdout,
+            rootfs,
             ..CreateTaskRequest::default()
         };
         self.client.create(within(), &request).await.map(|response| response.pid)
@@ -279,6 +285,48 @@ async fn container_lives_and_leaves_nothing() {
     pod.shutdown("c1").await;
     assert_eq!(daemon.topics(), ["create", "start", "exit", "delete"]);
     assert_eq!(daemon.delete(&pod, "c1").exit_status, 137);
+    daemon.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn root_is_mounted_for_the_pod_alone_and_unmounted_with_it() {
+    let Some(daemon) = Daemon::new("").await else { return };
+    let layer = |name: &str| {
+        let path = daemon.directory.path().join(name);
+        fs::create_dir(&path).expect("create");
+        path
+    };
+    // A tmpfs of the test's own: an overlay cannot have its upper layer on every file system.
+    let upper = layer("upper");
+    let tmpfs = Command::new("mount").args(["-t", "tmpfs", "nacre-test"]).arg(&upper).status().expect("mount");
+    assert!(tmpfs.success());
+    // Only now: where mounts are private, a shim does not see what is mounted after its start.
+    let pod = daemon.start("c1", &["true"], "").await;
+    for name in ["upper/u", "upper/w"] {
+        layer(name);
+    }
+    let lower = layer("lower");
+    fs::write(lower.join("file"), "from the image").expect("write");
+    let options = format!("lowerdir={},upperdir={1}/u,workdir={1}/w", lower.display(), upper.display());
+    let mount = Mount {
+        type_: "overlay".into(),
+        source: "overlay".into(),
+        options: options.split(',').map(str::to_owned).collect(),
+        ..Mount::default()
+    };
+    let pid = pod.create_on("c1", Path::new(""), vec![mount.clone()]).await.expect("create");
+    let root = PathBuf::from(format!("/proc/{pid}/root"));
+    assert_eq!(fs::read_to_string(root.join("file")).expect("read"), "from the image");
+    fs::write(root.join("new"), "from the host").expect("write");
+    assert_eq!(fs::read_to_string(upper.join("u/new")).expect("read"), "from the host");
+    assert!(!pod.bundle.join("rootfs/file").exists(), "the host does not see the mount");
+    pod.remove("c1").await.expect("delete");
+    // What is unmounted can be mounted again; a second life of the id proves that nothing was left.
+    pod.create_on("c1", Path::new(""), vec![mount]).await.expect("create again");
+    kill_process(pod.recorded("shim.pid"));
+    daemon.delete(&pod, "c1");
+    let unmounted = Command::new("umount").arg(&upper).status().expect("umount");
+    assert!(unmounted.success(), "the overlay still holds its upper layer");
     daemon.assert_nothing_left();
 }
 

@@ -26,7 +26,7 @@ use std::{
 };
 
 use agent_proto::{CONTROL_PORT, CreateContainerRequest, FIRST_STDIO_PORT};
-use config::{Machine, Spec};
+use config::{LogLevel, Machine, Spec};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, BufReader, Interest},
     net::{UnixStream, unix::pipe},
@@ -112,6 +112,7 @@ pub fn launch(spec: &Spec) -> Result<Launched, LaunchError> {
     let (events, vmm_events) = Channel::pair()?;
     let child = Command::new(&spec.paths.vmm)
         .env_clear()
+        .env("NACRE_VMM_LOG", vmm_log_level(spec.shim.log_level))
         .stdin(vmm_control)
         .stdout(vmm_events)
         .stderr(Stdio::piped())
@@ -125,6 +126,16 @@ pub fn launch(spec: &Spec) -> Result<Launched, LaunchError> {
         boot: boot(&spec.machine),
         images: [kernel, agent],
     })
+}
+
+/// The VMM's log goes through ours: at the default level only what went wrong is worth that.
+fn vmm_log_level(level: LogLevel) -> &'static str {
+    match level {
+        LogLevel::Error => "error",
+        LogLevel::Warn | LogLevel::Info => "warn",
+        LogLevel::Debug => "debug",
+        LogLevel::Trace => "trace",
+    }
 }
 
 fn image(what: &'static str, key: &'static str, path: &Path) -> Result<File, LaunchError> {
