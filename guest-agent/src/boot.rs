@@ -7,8 +7,12 @@
 //! entered with pivot_root. So the agent builds a tmpfs, mounts what it needs in it and moves it over the rootfs: the
 //! tmpfs is then an ordinary mount whose parent is the rootfs.
 //!
-//! Not mounted: sysfs, devtmpfs, devpts and mqueue, which the agent itself never looks at (containers mount their own;
-//! the device nodes that a container may need are made one by one).
+//! sysfs is mounted although the agent never looks at it. It is one file system per network namespace, with one
+//! read-only flag: if the first container of a pod were its first user, "ro" would hold for all later ones. And the
+//! kernel lets a user namespace mount proc and sysfs only where they can be seen already.
+//!
+//! Not mounted: devtmpfs, devpts and mqueue (containers mount their own; the device nodes that a container may need are
+//! made one by one).
 //!
 //! Failure: every error names its step; process 1 prints it and exits, which is a kernel panic that the VMM reports.
 
@@ -55,7 +59,7 @@ pub fn step<E: Into<io::Error>>(step: &'static str) -> impl FnOnce(E) -> Error {
 pub fn new_root() -> io::Result<()> {
     mount("tmpfs", NEW_ROOT, "tmpfs", MountFlags::empty(), c"mode=755")?;
     chdir(NEW_ROOT)?;
-    for directory in ["dev", "proc", "run", "run/nacre", "run/nacre/shares", "run/nacre/cgroup"] {
+    for directory in ["dev", "proc", "sys", "run", "run/nacre", "run/nacre/shares", "run/nacre/cgroup"] {
         mkdir(directory, Mode::from_raw_mode(0o755))?;
     }
     for (name, major, minor) in DEVICES.into_iter().chain([("port", 1, 4)]) {
@@ -68,6 +72,11 @@ pub fn new_root() -> io::Result<()> {
 /// proc in the new root: id maps and OOM scores are written there.
 pub fn mount_proc() -> io::Result<()> {
     Ok(mount("proc", "proc", "proc", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC, None)?)
+}
+
+/// sysfs in the new root.
+pub fn mount_sys() -> io::Result<()> {
+    Ok(mount("sysfs", "sys", "sysfs", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC, None)?)
 }
 
 /// The cgroup tree in the new root. Controllers are enabled with the first container.

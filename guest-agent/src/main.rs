@@ -32,6 +32,7 @@ fn boot_and_serve() -> Result<(), Error> {
     // A root that pivot_root can leave, and in it only what the agent itself uses.
     boot::new_root().map_err(step("build the real root"))?;
     boot::mount_proc().map_err(step("mount proc"))?;
+    boot::mount_sys().map_err(step("mount sysfs"))?;
     boot::mount_cgroup().map_err(step("mount the cgroup tree"))?;
     boot::mount_shares().map_err(step("mount the shares"))?;
     boot::enter_new_root().map_err(step("enter the real root"))?;
