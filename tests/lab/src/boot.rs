@@ -131,14 +131,18 @@ impl Boot<'_> {
             true => None,
             false => Some(sparse(&folder.join("out.img"))?),
         };
+        let root = self.cache.lab_file("root.img")?;
+        let (root_bytes, input_bytes) = (size(&root)?, size(&input)?);
         Ok(Machine {
             accel: self.accel,
             cpus: self.machine.cpu_count(),
             memory: self.machine.memory,
             kernel: self.cache.lab_file("vmlinuz")?,
             initrd: self.cache.lab_file("initrd")?,
-            root: self.cache.lab_file("root.img")?,
+            root,
+            root_bytes,
             input,
+            input_bytes,
             output,
             folder: folder.to_path_buf(),
             terminal: self.order.terminal.is_some(),
@@ -271,6 +275,11 @@ fn drain(events: &Receiver<Event>, mut open_ports: usize) {
             Err(_) => return,
         }
     }
+}
+
+/// Bytes of a file.
+fn size(path: &Path) -> Result<u64, Error> {
+    Ok(fs::metadata(path).map_err(|e| Error::File(path.to_path_buf(), e))?.len())
 }
 
 /// An empty sparse file for the output disk.

@@ -30,6 +30,14 @@ pub enum Error {
     Program(String, String),
 }
 
+/// Identity of the disk's file system.
+const DISK_ID: &str = "6e616372-652d-6c61-622d-696e70757400";
+/// And of its directory hashes.
+const DISK_HASH: &str = "hash_seed=6e616372-652d-6c61-622d-696e70757401";
+
+/// Sizes that an NVDIMM may have are multiples of 128 MiB.
+const NVDIMM_KIB: u64 = 128 * 1024;
+
 /// What the guest is to do.
 #[derive(Debug, Clone, Default)]
 pub struct Order {
@@ -136,16 +144,35 @@ fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     run(Command::new("cp").args(["-a", "--reflink=auto", "-T", "--"]).arg(from).arg(to)).map(drop)
 }
 
-/// An ext4 image that has room for the tree and its inodes. No journal: it is never written.
+/// An ext4 image that has room for the tree and its inodes. No journal: it is never written. Fixed ids, so that the same
+/// tree gives the same bytes to a counted lab.
 fn pack(tree: &Path, disk: &Path) -> Result<(), Error> {
     let size = run(Command::new("du").args(["-s", "--apparent-size", "-k", "--"]).arg(tree))?;
     let inodes = run(Command::new("du").args(["-s", "--inodes", "--"]).arg(tree))?;
     let first = |text: &str| text.split_whitespace().next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
     let (kib, files) = (first(&size), first(&inodes));
-    let kib = kib + kib / 8 + files * 4 + 8192;
+    let kib = (kib + kib / 8 + files * 4 + 8192).next_multiple_of(NVDIMM_KIB);
     let inodes = (files + files / 8 + 64).to_string();
     run(Command::new("mkfs.ext4")
-        .args(["-q", "-F", "-m", "0", "-O", "^has_journal", "-N", &inodes, "-d"])
+        .args([
+            "-q",
+            "-F",
+            "-L",
+            "lab-in",
+            "-b",
+            "4096",
+            "-m",
+            "0",
+            "-O",
+            "^has_journal",
+            "-U",
+            DISK_ID,
+            "-E",
+            DISK_HASH,
+            "-N",
+            &inodes,
+            "-d",
+        ])
         .arg(tree)
         .arg(disk)
         .arg(format!("{kib}k")))

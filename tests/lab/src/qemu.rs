@@ -1,11 +1,15 @@
 //! A lab machine as a QEMU command line. Pure: no file is touched here.
 //!
-//! Fixed order of disks, as the guest names them by it: root (vda), input (vdb), output (vdc). The root disk is opened with
-//! `snapshot=on`: its writes go to an unlinked file, so a boot is always fresh and leaves nothing. virtio-serial is told
-//! `ioeventfd=off`: a write to a port is then handled in the CPU's thread, and a counted guest does not spin for a number of
-//! instructions that depends on the host's scheduler.
+//! The guest finds root and input by their labels, `lab` and `lab-in`, and the output disk by its serial number. The root disk is opened with `snapshot=on`: its
+//! writes go to an unlinked file, so a boot is always fresh and leaves nothing.
+//!
+//! A counted machine must not see how long the host takes for anything. While its CPU waits for a disk, the virtual clock
+//! jumps to the next timer, so the length of every fsync would depend on the host. Its root and input are therefore
+//! persistent memory (NVDIMMs, mapped privately from the same files): reads and writes are instructions. virtio-serial is told `ioeventfd=off`
+//! for the same reason: a write to a port is done in the CPU's thread, and the guest does not spin until another thread of
+//! the host gets to it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Who executes the guest's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,8 +37,12 @@ pub struct Machine {
     pub initrd: PathBuf,
     /// Root disk, never written.
     pub root: PathBuf,
+    /// Its size.
+    pub root_bytes: u64,
     /// ext4 disk with command, stage and inputs.
     pub input: PathBuf,
+    /// Its size.
+    pub input_bytes: u64,
     /// Raw disk for the output tar.
     pub output: Option<PathBuf>,
     /// Folder of the sockets `ctl`, `out`, `err` (and `tty`) and of the console log.
@@ -46,7 +54,7 @@ pub struct Machine {
 }
 
 /// The kernel's words. A lock-up of the emulator must end the boot with a trace; `-no-reboot` turns the reset into an exit.
-const KERNEL_WORDS: &str = "console=ttyS0 root=/dev/vda quiet loglevel=5 panic=-1 softlockup_panic=1 watchdog_thresh=10 \
+const KERNEL_WORDS: &str = "console=ttyS0 quiet loglevel=5 panic=-1 softlockup_panic=1 watchdog_thresh=10 \
      nokaslr selinux=0 apparmor=0 cgroup_no_v1=all random.trust_cpu=on tsc=reliable";
 
 impl Machine {
@@ -63,18 +71,11 @@ impl Machine {
             }
             Accel::Kvm => add(&["-accel", "kvm", "-cpu", "host"]),
         }
-        add(&["-smp", &self.cpus.to_string(), "-m", &self.memory.to_string()]);
+        add(&["-smp", &self.cpus.to_string()]);
         add(&["-kernel", &self.kernel.to_string_lossy(), "-initrd", &self.initrd.to_string_lossy()]);
-        let words = match &self.append {
-            Some(more) => format!("{KERNEL_WORDS} {more}"),
-            None => KERNEL_WORDS.to_string(),
-        };
-        add(&["-append", &words]);
-        add(&["-drive", &format!("file={},if=virtio,format=raw,cache=unsafe,snapshot=on", self.root.display())]);
-        add(&["-drive", &format!("file={},if=virtio,format=raw,readonly=on", self.input.display())]);
-        if let Some(output) = &self.output {
-            add(&["-drive", &format!("file={},if=virtio,format=raw,cache=unsafe", output.display())]);
-        }
+        add(&["-append", &self.kernel_words()]);
+        args.extend(self.disks());
+        let mut add = |words: &[&str]| args.extend(words.iter().map(|w| w.to_string()));
         add(&["-chardev", &format!("file,id=console,path={}", self.file("console.log"))]);
         add(&["-serial", "chardev:console"]);
         add(&["-device", "virtio-serial-pci,ioeventfd=off,max_ports=8"]);
@@ -84,6 +85,38 @@ impl Machine {
         for (nr, name) in PORTS.iter().enumerate() {
             let device = format!("virtserialport,chardev={name},name=lab.{name},nr={}", nr + 1);
             add(&["-chardev", &self.socket(name), "-device", &device]);
+        }
+        args
+    }
+
+    /// Whether disks are memory, for counting.
+    fn disks_are_memory(&self) -> bool {
+        self.accel == Accel::Counted
+    }
+
+    /// The kernel's command line.
+    fn kernel_words(&self) -> String {
+        let disks = if self.disks_are_memory() { "pmem" } else { "blk" };
+        format!("{KERNEL_WORDS} lab.disks={disks} {}", self.append.as_deref().unwrap_or("")).trim_end().to_string()
+    }
+
+    /// Memory, root, input and output.
+    fn disks(&self) -> Vec<String> {
+        let (root, input) = (self.root.display(), self.input.display());
+        let mut args = if self.disks_are_memory() {
+            let mut args = words(&["-machine", "pc,nvdimm=on"]);
+            args.extend(["-m".into(), format!("{},slots=2,maxmem={}M", self.memory, self.memory + NVDIMM_SPACE)]);
+            args.extend(nvdimm("root", &self.root, self.root_bytes));
+            args.extend(nvdimm("in", &self.input, self.input_bytes));
+            args
+        } else {
+            let root = format!("file={root},if=virtio,format=raw,cache=unsafe,snapshot=on");
+            let input = format!("file={input},if=virtio,format=raw,readonly=on");
+            words(&["-machine", "pc", "-m", &self.memory.to_string(), "-drive", &root, "-drive", &input])
+        };
+        if let Some(output) = &self.output {
+            let drive = format!("file={},if=none,id=disk,format=raw,cache=unsafe", output.display());
+            args.extend(words(&["-drive", &drive, "-device", "virtio-blk-pci,drive=disk,serial=lab-out"]));
         }
         args
     }
@@ -98,6 +131,20 @@ impl Machine {
         format!("socket,id={name},path={},server=off", self.file(name))
     }
 }
+
+/// A disk that is memory. What the guest writes stays in private pages.
+fn nvdimm(id: &str, path: &Path, bytes: u64) -> Vec<String> {
+    let memory = format!("memory-backend-file,id={id},mem-path={},size={bytes},share=off", path.display());
+    words(&["-object", &memory, "-device", &format!("nvdimm,memdev={id}")])
+}
+
+/// Owned words.
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(|w| w.to_string()).collect()
+}
+
+/// MiB of address space for NVDIMMs.
+const NVDIMM_SPACE: u32 = 64 * 1024;
 
 /// The ports every lab has.
 pub const PORTS: [&str; 3] = ["ctl", "out", "err"];
@@ -114,7 +161,9 @@ mod tests {
             kernel: "/c/vmlinuz".into(),
             initrd: "/c/initrd".into(),
             root: "/c/root.img".into(),
+            root_bytes: 1 << 30,
             input: "/r/in.img".into(),
+            input_bytes: 128 << 20,
             output: None,
             folder: "/r".into(),
             terminal: false,
@@ -151,12 +200,19 @@ mod tests {
     }
 
     #[test]
-    fn disks_keep_their_order() {
+    fn an_output_disk_is_known_by_its_serial() {
         let mut m = machine(Accel::Kvm);
+        assert!(!line(&m).contains("lab-out"));
         m.output = Some("/r/out.img".into());
-        let args = m.arguments();
-        let disks: Vec<_> = args.iter().filter(|a| a.starts_with("file=")).collect();
-        assert!(disks[0].contains("root.img") && disks[1].contains("in.img") && disks[2].contains("out.img"));
+        assert!(line(&m).contains("drive=disk,serial=lab-out"));
+    }
+
+    #[test]
+    fn a_counted_root_is_memory_that_is_never_written_back() {
+        let line = line(&machine(Accel::Counted));
+        assert!(line.contains("mem-path=/c/root.img,size=1073741824,share=off"));
+        assert!(line.contains("mem-path=/r/in.img,size=134217728,share=off"));
+        assert!(line.contains("lab.disks=pmem") && !line.contains("snapshot"));
     }
 
     #[test]
