@@ -33,3 +33,10 @@ pub mod service;
 pub mod spec;
 pub mod task;
 pub mod trace;
+
+use std::sync::{Mutex, MutexGuard};
+
+/// Locks plain data. A panic while such a lock was held leaves data behind that is still good.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}

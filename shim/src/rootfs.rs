@@ -12,10 +12,10 @@
 use std::{
     env,
     path::{Path, PathBuf},
+    process::{Command, Stdio},
     thread,
 };
 
-use containerd_shim::mount::mount_rootfs;
 use containerd_shim_protos::types::mount::Mount;
 use nix::{
     errno::Errno,
@@ -208,13 +208,7 @@ fn mount_one(request: &Mount, target: &Path) -> Result<(), RootfsError> {
         errno,
     };
     if options.looped {
-        // Loop devices are set up by ioctls, which is somebody else's unsafe code.
-        let mounted = mount_rootfs(Some(&request.type_), Some(&request.source), &request.options, target);
-        return mounted.map_err(|error| RootfsError::Loop {
-            file: request.source.clone(),
-            target: target.to_owned(),
-            reason: error.to_string(),
-        });
+        return mount_looped(request, target);
     }
     let (directory, data) = fit(&request.type_, options.data)?;
     mount_from(directory.as_deref(), &request.source, target, &request.type_, options.flags, &data).map_err(failed)?;
@@ -290,6 +284,20 @@ fn mount_from(
         });
         mounting.join().unwrap_or(Err(Errno::EIO))
     })
+}
+
+/// Loop devices are set up by ioctls, which need unsafe code; every host has a program that does just this. It is our
+/// child, so it mounts in our namespace.
+fn mount_looped(request: &Mount, target: &Path) -> Result<(), RootfsError> {
+    let failed = |reason| RootfsError::Loop { file: request.source.clone(), target: target.to_owned(), reason };
+    let mut command = Command::new("mount");
+    command.arg("-t").arg(&request.type_).arg("-o").arg(request.options.join(","));
+    let output = command.arg("--").arg(&request.source).arg(target).stdin(Stdio::null()).output();
+    match output {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
+        Err(error) => Err(failed(format!("cannot run mount: {error}"))),
+    }
 }
 
 #[cfg(test)]

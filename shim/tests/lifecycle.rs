@@ -331,6 +331,33 @@ async fn root_is_mounted_for_the_pod_alone_and_unmounted_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn file_is_mounted_through_a_loop_device_that_frees_itself() {
+    let Some(daemon) = Daemon::new("").await else { return };
+    let image = daemon.directory.path().join("image.ext4");
+    let made = Command::new("mkfs.ext4").args(["-q", "-d", "/etc/security"]).arg(&image).arg("4M").status();
+    if !made.is_ok_and(|status| status.success()) || !Path::new("/dev/loop-control").exists() {
+        eprintln!("skipped: needs mkfs.ext4 and loop devices");
+        return;
+    }
+    let pod = daemon.start("c1", &["true"], "").await;
+    let mount = |source: &Path| Mount {
+        type_: "ext4".into(),
+        source: source.display().to_string(),
+        options: vec!["ro".into(), "loop".into()],
+        ..Mount::default()
+    };
+    let error = pod.create_on("c1", Path::new(""), vec![mount(Path::new("/nonexistent/image"))]).await;
+    assert!(error.expect_err("absent").to_string().contains("/nonexistent/image"));
+    let pid = pod.create_on("c1", Path::new(""), vec![mount(&image)]).await.expect("create");
+    assert!(Path::new(&format!("/proc/{pid}/root/limits.conf")).exists());
+    pod.remove("c1").await.expect("delete");
+    pod.shutdown("c1").await;
+    let attached = Command::new("losetup").arg("-j").arg(&image).output().expect("losetup");
+    assert!(attached.stdout.is_empty(), "{}", String::from_utf8_lossy(&attached.stdout));
+    daemon.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn machine_that_does_not_start_is_explained_by_create() {
     for (cmdline, words) in [
         ("stub=refuse", "failed to start the sandbox VM: /dev/kvm is missing"),

@@ -23,13 +23,14 @@ use rustix::fs::{Mode, OFlags, open};
 use tokio::{sync::watch, task::spawn_blocking};
 use vmm_api::ShareName;
 
-use super::{State, Step, Task, Tasks, locked};
+use super::{State, Step, Task, Tasks};
 use crate::{
     bundle::{Bundle, HOLDER_PID, ROOTFS, SHIM_PID},
     engine::Sandbox,
     error::TaskError,
     holder::Holder,
     io::{Ends, Slot, Streams},
+    locked,
     rootfs::{Mounted, mount_all},
     spec::{BindMount, Spec},
     trace,

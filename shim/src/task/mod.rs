@@ -20,7 +20,7 @@ use std::{
     collections::HashMap,
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Mutex,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -40,7 +40,7 @@ use crate::{
     events::Queue,
     guest::{GuestError, Refusal},
     io::Streams,
-    trace,
+    locked, trace,
 };
 
 /// The largest signal number of Linux.
@@ -297,9 +297,4 @@ fn status_of_failed_exec(text: &str) -> u32 {
     } else {
         UNKNOWN
     }
-}
-
-/// A panic while one of these locks is held leaves plain data behind, which is still good.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
