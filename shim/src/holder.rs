@@ -96,16 +96,19 @@ impl Holder {
         let deadline = Instant::now() + PATIENCE;
         while answer.len() < ANSWER_MAX {
             let left = deadline.saturating_duration_since(Instant::now());
-            let timeout = Timespec::try_from(left).ok();
-            let ready = poll(&mut [PollFd::new(&stdout, PollFlags::IN)], timeout.as_ref());
-            if !matches!(ready, Ok(1..)) && left.is_zero() {
+            if left.is_zero() {
                 return Err(HolderError::Silent);
             }
-            match ready.map(|count| if count > 0 { stdout.read(&mut buffer) } else { Ok(usize::MAX) }) {
-                Ok(Ok(0)) => break,
-                Ok(Ok(length)) => answer.extend_from_slice(buffer.get(..length).unwrap_or_default()),
-                // Interrupted: the deadline bounds the retries.
-                Ok(Err(_)) | Err(_) => {}
+            let timeout = Timespec::try_from(left).ok();
+            if !matches!(poll(&mut [PollFd::new(&stdout, PollFlags::IN)], timeout.as_ref()), Ok(1..)) {
+                // Late or interrupted: the deadline decides.
+                continue;
+            }
+            match stdout.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(length) => answer.extend_from_slice(buffer.get(..length).unwrap_or_default()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => break,
             }
         }
         Ok(String::from_utf8_lossy(&answer).trim().to_owned())
