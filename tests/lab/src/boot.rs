@@ -229,7 +229,7 @@ impl Boot<'_> {
         if self.order.outputs.is_empty() {
             return Ok(());
         }
-        let tree = folder.join("out");
+        let tree = folder.join("files");
         fs::create_dir_all(&tree).map_err(|e| Error::File(tree.clone(), e))?;
         let unpacked = program(Command::new("tar").arg("-xf").arg(folder.join("out.img")).arg("-C").arg(&tree));
         for wanted in &self.order.outputs {
