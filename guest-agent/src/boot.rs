@@ -22,7 +22,7 @@ use agent_proto::SHARES_TAG;
 use rustix::{
     fs::{CWD, FileType, Mode, makedev, mkdir, mknodat},
     mount::{MountFlags, mount, mount_move},
-    process::{Resource, Rlimit, chdir, chroot, setrlimit},
+    process::{Resource, Rlimit, chdir, chroot, setrlimit, umask},
 };
 
 use crate::{net, root::DEVICES};
@@ -57,6 +57,8 @@ pub fn step<E: Into<io::Error>>(step: &'static str) -> impl FnOnce(E) -> Error {
 
 /// An empty tmpfs with the few directories and device nodes of the agent's root; the current directory is in it.
 pub fn new_root() -> io::Result<()> {
+    // Else the device nodes, which user namespaces get bound, would be writable for root only.
+    umask(Mode::empty());
     mount("tmpfs", NEW_ROOT, "tmpfs", MountFlags::empty(), c"mode=755")?;
     chdir(NEW_ROOT)?;
     for directory in ["dev", "proc", "sys", "run", "run/nacre", "run/nacre/shares", "run/nacre/cgroup"] {

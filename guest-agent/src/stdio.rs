@@ -11,7 +11,8 @@
 //! Back-pressure: a pump holds at most one buffer and reads again only when all of it is written. So a slow reader on
 //! the host stops the process, and nothing grows.
 //!
-//! End of file: the process closing stdout (or exiting) becomes a half-close of the stream. The host's half-close
+//! End of file: the process closing stdout (or exiting) becomes a half-close of the stream, which stays open until the
+//! host closes it (see [`linger`]). The host's half-close
 //! becomes the closing of the stdin pipe. A broken stream closes the pipe: the process then gets EPIPE or SIGPIPE.
 //!
 //! After init has exited:
@@ -117,12 +118,12 @@ impl Pipes {
         for (name, end) in [("stdout", self.stdout), ("stderr", self.stderr)] {
             if let Some((port, pipe)) = end {
                 let stream = link.dial(port).await.map_err(|error| Error::Dial { name, port, error })?;
-                // The reading half is kept: dropping it would tell the host nothing, but it would read to reset.
-                let (kept, write) = stream.halves();
+                let (read, write) = stream.halves();
                 let watch = watch.clone();
                 pumps.outputs.push(tokio::spawn(async move {
-                    pump_out(pipe, write, watch).await;
-                    drop(kept);
+                    if let Some(write) = pump_out(pipe, write, watch).await {
+                        tokio::spawn(linger(read, write));
+                    }
                 }));
             }
         }
@@ -163,12 +164,12 @@ impl Drop for Pumps {
     }
 }
 
-/// Moves what the process writes, then half-closes the stream.
-async fn pump_out(
+/// Moves what the process writes, then half-closes the stream and returns it; nothing if the stream broke.
+async fn pump_out<W: AsyncWrite + Unpin>(
     mut pipe: impl AsyncRead + Unpin,
-    mut stream: impl AsyncWrite + Unpin,
+    mut stream: W,
     mut exited: watch::Receiver<bool>,
-) {
+) -> Option<W> {
     let mut buffer = vec![0; BUFFER];
     loop {
         let read = tokio::select! {
@@ -177,12 +178,18 @@ async fn pump_out(
             () = quiet_after_exit(&mut exited) => break,
         };
         let Ok(len @ 1..) = read else { break };
-        if stream.write_all(&buffer[..len]).await.is_err() {
-            return;
-        }
+        stream.write_all(&buffer[..len]).await.ok()?;
     }
-    // The stream may be gone already; the host has all that it wanted then.
-    let _ = stream.shutdown().await;
+    stream.shutdown().await.ok()?;
+    Some(stream)
+}
+
+/// Holds a stream whose output has ended until the host closes it. A vsock that is closed while the device still holds
+/// bytes for a slow reader is reset by the kernel after 8 seconds, and the bytes are lost.
+async fn linger(mut read: impl AsyncRead + Unpin, write: impl AsyncWrite) {
+    let mut nothing = [0; 16];
+    while let Ok(1..) = read.read(&mut nothing).await {}
+    drop(write);
 }
 
 /// Ends [`DRAIN_QUIET`] after init has exited, counted from when the caller began to wait.
@@ -273,7 +280,7 @@ mod tests {
             let (mut process, pipe) = nonblocking_pipe();
             let (ours, mut host) = UnixStream::pair().expect("pair");
             let (exited, watch) = watch::channel(false);
-            let output = tokio::spawn(pump_out(pipe, ours, watch));
+            let output = tokio::spawn(async move { drop(pump_out(pipe, ours, watch).await) });
             process.write_all(b"last words").await.expect("write");
             let mut pumps = Pumps { stdin: None, outputs: vec![output], exited };
             pumps.drain().await;
