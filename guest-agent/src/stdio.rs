@@ -41,6 +41,10 @@ use crate::link::Link;
 /// What a pump holds at most.
 pub const BUFFER: usize = 64 * 1024;
 
+/// What is given to a stream in one write. The guest's kernel makes one vsock packet of a write, and from 32 KiB less some
+/// bookkeeping on it scatters the packet over several descriptors, which not every vsock device understands.
+const MAX_WRITE: usize = 31 * 1024;
+
 /// How long an output pipe may be silent after init's exit before it is given up.
 pub const DRAIN_QUIET: Duration = Duration::from_secs(1);
 
@@ -178,7 +182,9 @@ async fn pump_out<W: AsyncWrite + Unpin>(
             () = quiet_after_exit(&mut exited) => break,
         };
         let Ok(len @ 1..) = read else { break };
-        stream.write_all(&buffer[..len]).await.ok()?;
+        for part in buffer[..len].chunks(MAX_WRITE) {
+            stream.write_all(part).await.ok()?;
+        }
     }
     stream.shutdown().await.ok()?;
     Some(stream)
