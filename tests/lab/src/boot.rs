@@ -88,6 +88,14 @@ enum Phase {
 /// A running QEMU that is killed and reaped when dropped.
 struct Qemu(Child);
 
+impl Qemu {
+    /// How it ended, once its stderr is at its end.
+    fn end(&mut self, words: &str) -> String {
+        let status = self.0.wait().map_or_else(|e| e.to_string(), |s| s.to_string());
+        if words.is_empty() { status } else { format!("{status}: {words}") }
+    }
+}
+
 impl Drop for Qemu {
     fn drop(&mut self) {
         let _ = self.0.kill();
@@ -114,7 +122,7 @@ impl Boot<'_> {
         if let Some(stderr) = qemu.0.stderr.take() {
             ports::last_words(stderr, send);
         }
-        let outcome = self.follow(&events, started, &mut open_ports, folder.path());
+        let outcome = self.follow(&events, &mut qemu, started, &mut open_ports, folder.path());
         drop(qemu);
         drain(&events, open_ports);
         self.keep_console(folder.path(), &outcome);
@@ -151,7 +159,14 @@ impl Boot<'_> {
     }
 
     /// Events until there is an outcome and QEMU is gone, or a deadline passes.
-    fn follow(&self, events: &Receiver<Event>, started: Instant, open_ports: &mut usize, folder: &Path) -> Outcome {
+    fn follow(
+        &self,
+        events: &Receiver<Event>,
+        qemu: &mut Qemu,
+        started: Instant,
+        open_ports: &mut usize,
+        folder: &Path,
+    ) -> Outcome {
         let mut phase = Phase::Booting;
         let mut phase_began = started;
         let mut outcome = None;
@@ -176,7 +191,9 @@ impl Boot<'_> {
                     (phase, phase_began) = (Phase::Leaving, Instant::now());
                 }
                 Ok(Event::Closed) => *open_ports -= 1,
-                Ok(Event::QemuGone(words)) => return outcome.unwrap_or_else(|| blame(folder, Ending::Gone(words))),
+                Ok(Event::QemuGone(words)) => {
+                    return outcome.unwrap_or_else(|| blame(folder, Ending::Gone(qemu.end(&words))));
+                }
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                     return outcome.unwrap_or_else(|| blame(folder, self.ending(&phase)));
                 }

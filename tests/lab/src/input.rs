@@ -96,7 +96,11 @@ impl Order {
                 false => to.into_owned(),
             };
             let folder = Path::new(&target).parent().unwrap_or(Path::new("/")).to_string_lossy().into_owned();
-            lines += &format!("mkdir -p {} && /usr/bin/cp -aT /run/lab/disk/place/{n} {} &&\n", quote(&folder), quote(&target));
+            lines += &format!(
+                "mkdir -p {} && /usr/bin/cp -aT /run/lab/disk/place/{n} {} &&\n",
+                quote(&folder),
+                quote(&target)
+            );
         }
         lines + "true\n"
     }
@@ -212,7 +216,10 @@ mod tests {
         let input = |from: &str, to: &str| Transfer { from: from.into(), to: Some(to.into()) };
         let order = Order { inputs: vec![input("a/b", "/root/c"), input("x/y", "/opt/")], ..Order::default() };
         let placing = order.placing();
-        assert!(placing.contains("mkdir -p '/root' && /usr/bin/cp -aT /run/lab/disk/place/0 '/root/c' &&"), "{placing}");
+        assert!(
+            placing.contains("mkdir -p '/root' && /usr/bin/cp -aT /run/lab/disk/place/0 '/root/c' &&"),
+            "{placing}"
+        );
         assert!(placing.contains("/usr/bin/cp -aT /run/lab/disk/place/1 '/opt/y' &&"), "{placing}");
     }
 

@@ -180,7 +180,7 @@ mod tests {
         let line = line(&machine(Accel::Tcg));
         assert!(line.contains("-accel tcg,thread=multi -cpu max"));
         assert!(line.contains("file=/c/root.img,if=virtio,format=raw,cache=unsafe,snapshot=on"));
-        assert!(line.contains("-smp 2 -m 4096"));
+        assert!(line.contains("-smp 2") && line.contains("-m 4096"));
         assert!(line.contains("-no-reboot"));
         assert!(!line.contains("icount"));
     }
