@@ -28,5 +28,8 @@ pub use mmio::{DOORBELL_OFFSET, MmioTransport, WINDOW};
 pub use queue::{Chain, QueueError, Virtqueue};
 pub use worker::{Subscriber, Worker};
 
+/// One descriptor of a [`Chain`].
+pub use virtio_queue::desc::split::Descriptor;
+
 /// Guest memory as every device sees it.
 pub type Memory = vm_memory::GuestMemoryMmap<()>;

@@ -27,13 +27,14 @@ use std::{
     os::unix::net::UnixStream,
 };
 
-use virtio_vsock::packet::VsockPacket;
-use vm_memory::{Bytes, ReadVolatile, VolatileMemoryError, VolatileSlice, WriteVolatile};
 use vmm_sys_util::epoll::EventSet;
 
-use super::packet::{
-    CLOSED, Header, Key, NO_RECEIVE, NO_SEND, OP_CREDIT_REQUEST, OP_CREDIT_UPDATE, OP_REQUEST, OP_RESPONSE, OP_RST,
-    OP_RW, OP_SHUTDOWN, Outgoing,
+use super::{
+    packet::{
+        CLOSED, Header, Key, NO_RECEIVE, NO_SEND, OP_CREDIT_REQUEST, OP_CREDIT_UPDATE, OP_REQUEST, OP_RESPONSE, OP_RST,
+        OP_RW, OP_SHUTDOWN,
+    },
+    span::Span,
 };
 
 /// Bytes that the guest may send ahead of what the host's end has taken. One largest packet, doubled.
@@ -131,7 +132,7 @@ impl Connection {
     }
 
     /// Takes a packet of this stream from the guest.
-    pub fn receive(&mut self, header: &Header, payload: Option<&VolatileSlice<'_, ()>>) {
+    pub fn receive(&mut self, header: &Header, payload: Span<'_>) {
         self.learn(header);
         match (header.operation, self.phase) {
             (OP_RST, _) => self.drain_and_finish(),
@@ -150,41 +151,31 @@ impl Connection {
         (self.guest_window, self.guest_taken) = (header.window, header.taken);
     }
 
-    fn take(&mut self, payload: Option<&VolatileSlice<'_, ()>>) {
-        let Some(payload) = payload else { return };
+    fn take(&mut self, mut payload: Span<'_>) {
         let waiting = self.backlog.len() + payload.len();
         if self.guest_shut & NO_SEND != 0 || waiting > WINDOW as usize {
             log::debug!("vsock {:?}: the guest sent beyond its window or its shutdown", self.key);
             return self.reset();
         }
-        let directly = if self.backlog.is_empty() { self.write_from_guest(payload) } else { 0 };
-        self.account(directly);
-        if directly < payload.len() {
-            self.keep(payload, directly);
-            self.flush();
+        // Straight from guest memory, if nothing waits before it.
+        if self.backlog.is_empty() {
+            let taken = self.write_from_guest(&payload);
+            self.account(taken);
+            let _ = payload.split_front(taken);
         }
+        self.backlog.extend(payload.to_vec());
+        self.flush();
     }
 
-    fn write_from_guest(&mut self, payload: &VolatileSlice<'_, ()>) -> usize {
-        match self.stream.write_volatile(payload) {
+    /// Returns how many bytes count as taken.
+    fn write_from_guest(&mut self, payload: &Span<'_>) -> usize {
+        match payload.write_to(&mut self.stream) {
             Ok(count) => count,
-            Err(VolatileMemoryError::IOError(error)) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.writable = false;
-                0
-            }
-            Err(VolatileMemoryError::IOError(error)) if error.kind() == io::ErrorKind::Interrupted => 0,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => 0,
             Err(_) => {
                 self.owe_shutdown(NO_RECEIVE);
                 payload.len()
             }
-        }
-    }
-
-    fn keep(&mut self, payload: &VolatileSlice<'_, ()>, from: usize) {
-        let mut rest = vec![0; payload.len() - from];
-        // The slice was checked when the packet was parsed; its length cannot change.
-        if payload.read_slice(&mut rest, from).is_ok() {
-            self.backlog.extend(rest);
         }
     }
 
@@ -283,7 +274,7 @@ impl Connection {
             && self.room_in_guest() > 0
     }
 
-    /// True if [`Self::fill`] has something to say.
+    /// True if [`Self::speak`] has something to say.
     pub fn has_output(&self) -> bool {
         let Owed { request, response, credit, shutdown, reset } = self.owed;
         request
@@ -294,14 +285,13 @@ impl Connection {
             || self.wants_to_send_data()
     }
 
-    /// Fills a packet for the guest; `None` if there turned out to be nothing to say. Returns the bytes written.
-    pub fn fill(&mut self, packet: &mut VsockPacket<'_, ()>, cid: u64) -> Option<u32> {
-        let (operation, flags, length) = self.next_control().or_else(|| self.next_data(packet))?;
+    /// Says one thing to the guest: puts payload into `room` and returns the header that goes before it; `None` if there
+    /// turned out to be nothing to say.
+    pub fn speak(&mut self, room: &Span<'_>) -> Option<Header> {
+        let (operation, flags, length) = self.next_control().or_else(|| self.next_data(room))?;
         self.taken_told = self.taken;
         self.owed.credit = false;
-        let outgoing = Outgoing { key: self.key, operation, flags, length, window: WINDOW, taken: self.taken };
-        outgoing.write_to(packet, cid);
-        Some(packet.header_slice().len() as u32 + length)
+        Some(Header { key: self.key, operation, flags, length, window: WINDOW, taken: self.taken })
     }
 
     fn next_control(&mut self) -> Option<(u16, u32, u32)> {
@@ -322,32 +312,20 @@ impl Connection {
         }
     }
 
-    fn next_data(&mut self, packet: &VsockPacket<'_, ()>) -> Option<(u16, u32, u32)> {
-        if !self.wants_to_send_data() {
+    fn next_data(&mut self, room: &Span<'_>) -> Option<(u16, u32, u32)> {
+        if !self.wants_to_send_data() || room.len() == 0 {
             return None;
         }
-        let space = packet.data_slice()?;
-        let length = space.len().min(self.room_in_guest() as usize);
-        let mut space = space.subslice(0, length).ok()?;
-        match self.stream.read_volatile(&mut space) {
-            Ok(0) => {
-                self.owe_shutdown(NO_SEND);
-                self.next_control()
-            }
+        let limit = self.room_in_guest() as usize;
+        match room.read_from(&mut self.stream, limit) {
+            Ok(0) => self.owe_shutdown(NO_SEND),
             Ok(count) => {
                 self.sent = self.sent.wrapping_add(count as u32);
-                Some((OP_RW, 0, count as u32))
+                return Some((OP_RW, 0, count as u32));
             }
-            Err(error) => self.read_failed(&error),
-        }
-    }
-
-    fn read_failed(&mut self, error: &VolatileMemoryError) -> Option<(u16, u32, u32)> {
-        let VolatileMemoryError::IOError(error) = error else { return None };
-        match error.kind() {
-            io::ErrorKind::WouldBlock => self.readable = false,
-            io::ErrorKind::Interrupted => {}
-            _ => self.owe_shutdown(NO_SEND),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => self.owe_shutdown(NO_SEND),
         }
         self.next_control()
     }

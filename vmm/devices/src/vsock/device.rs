@@ -17,7 +17,6 @@ use std::{
 use event_manager::{EventOps, Events, MutEventSubscriber};
 use virtio::{Activation, Chain, Device, Memory, QueueError, StartError, Virtqueue, Worker};
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
-use virtio_vsock::packet::VsockPacket;
 use vmm_sys_util::{
     epoll::EventSet,
     eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd},
@@ -25,7 +24,8 @@ use vmm_sys_util::{
 
 use super::{
     mux::{DialReply, Mux, StreamHost},
-    packet::{Header, MAX_PAYLOAD},
+    packet::{HEADER_SIZE, Header},
+    span::Span,
 };
 
 /// The guest's context id: any but the reserved ones, since no other guest can see it.
@@ -125,7 +125,7 @@ impl Device for Vsock {
         let parts = self.idle.take().ok_or_else(|| failed(io::Error::other("the device was reset")))?;
         let transmit = activation.queues.remove(TRANSMIT);
         let receive = activation.queues.remove(RECEIVE);
-        let mux = Mux::new(GUEST_CID, parts.host, FIRST_STREAM);
+        let mux = Mux::new(parts.host, FIRST_STREAM);
         let switch = Switch { transmit, receive, mux, dials: parts.dials, bell: parts.bell };
         self.worker = Some(Worker::spawn("vsock", Box::new(switch)).map_err(failed)?);
         Ok(())
@@ -187,21 +187,23 @@ impl Switch {
     }
 
     /// Fills one chain of the guest; false if nobody had anything to say after all.
-    fn fill_chain(&mut self, mut chain: Chain) -> Result<bool, QueueError> {
+    fn fill_chain(&mut self, chain: Chain) -> Result<bool, QueueError> {
         let memory = Arc::clone(self.receive.memory());
         let head = chain.head_index();
-        let written = match VsockPacket::from_rx_virtq_chain(memory.as_ref(), &mut chain, MAX_PAYLOAD) {
-            Ok(mut packet) => self.mux.fill(&mut packet),
-            Err(error) => {
-                log::debug!("vsock: the guest offers an unusable buffer: {error}");
-                Some(0)
-            }
+        let buffer = Span::writable(&memory, chain);
+        let parts = buffer.and_then(|mut room| Some((room.split_front(HEADER_SIZE)?, room)));
+        let Some((front, room)) = parts else {
+            log::debug!("vsock: the guest offers an unusable buffer");
+            self.receive.push(head, 0)?;
+            return Ok(true);
         };
-        match written {
-            Some(length) => self.receive.push(head, length)?,
-            None => self.receive.unpop(),
-        }
-        Ok(written.is_some())
+        let Some(header) = self.mux.speak(&room) else {
+            self.receive.unpop();
+            return Ok(false);
+        };
+        front.fill(&header.to_guest(GUEST_CID));
+        self.receive.push(head, HEADER_SIZE as u32 + header.length)?;
+        Ok(true)
     }
 
     fn tell_event_loop(&mut self, ops: &mut EventOps<'_>) {
@@ -246,14 +248,14 @@ impl MutEventSubscriber for Switch {
 }
 
 /// Takes one packet of the guest; nothing is written back into its chain.
-fn take_packet(mux: &mut Mux, memory: &Memory, mut chain: Chain) -> u32 {
-    match VsockPacket::from_tx_virtq_chain(memory, &mut chain, MAX_PAYLOAD) {
-        Ok(packet) => {
-            if let Some(header) = Header::of(&packet, GUEST_CID) {
-                mux.receive(&header, packet.data_slice());
-            }
-        }
-        Err(error) => log::debug!("vsock: the guest sent a malformed packet: {error}"),
+fn take_packet(mux: &mut Mux, memory: &Memory, chain: Chain) -> u32 {
+    let Some(mut packet) = Span::readable(memory, chain) else {
+        log::debug!("vsock: the guest sent a packet that is not in its memory");
+        return 0;
+    };
+    match Header::take(&mut packet, GUEST_CID) {
+        Ok(header) => mux.receive(&header, packet),
+        Err(error) => log::debug!("vsock: a packet of the guest is dropped: {error}"),
     }
     0
 }

@@ -12,7 +12,7 @@
 //!
 //! ```text
 //!   device (queues, epoll)  ─►  mux (which connection)  ─►  connection (one stream's state machine)
-//!                                            packet (fields of the wire, checked)
+//!                                            packet (the wire) ─► span (guest memory in pieces)
 //! ```
 //!
 //! # Threats
@@ -28,6 +28,7 @@ mod connection;
 mod device;
 mod mux;
 mod packet;
+mod span;
 #[cfg(test)]
 mod tests;
 

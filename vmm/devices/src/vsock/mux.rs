@@ -12,14 +12,13 @@ use std::{
     sync::mpsc::SyncSender,
 };
 
-use virtio_vsock::packet::VsockPacket;
-use vm_memory::VolatileSlice;
 use vmm_sys_util::epoll::EventSet;
 
 use super::{
     connection::Connection,
     device::DialError,
-    packet::{Header, Key, OP_REQUEST, OP_RST, Outgoing},
+    packet::{Header, Key, OP_REQUEST, OP_RST},
+    span::Span,
 };
 
 /// Most streams at once. Each may hold one window of bytes and one descriptor: 128 MiB and 1,024 descriptors at worst.
@@ -50,7 +49,6 @@ struct Slot {
 
 /// All streams of one device.
 pub struct Mux {
-    cid: u64,
     host: Box<dyn StreamHost>,
     slots: HashMap<Key, Slot>,
     tokens: HashMap<u32, Key>,
@@ -64,9 +62,8 @@ pub struct Mux {
 
 impl Mux {
     /// An empty one; tokens for events start at `first_token`.
-    pub fn new(cid: u64, host: Box<dyn StreamHost>, first_token: u32) -> Self {
+    pub fn new(host: Box<dyn StreamHost>, first_token: u32) -> Self {
         Self {
-            cid,
             host,
             slots: HashMap::new(),
             tokens: HashMap::new(),
@@ -80,7 +77,7 @@ impl Mux {
     }
 
     /// Takes a packet from the guest.
-    pub fn receive(&mut self, header: &Header, payload: Option<&VolatileSlice<'_, ()>>) {
+    pub fn receive(&mut self, header: &Header, payload: Span<'_>) {
         let key = header.key;
         if self.slots.contains_key(&key) {
             self.with_slot(key, |slot| slot.connection.receive(header, payload));
@@ -176,21 +173,19 @@ impl Mux {
         !self.line.is_empty() || !self.resets.is_empty()
     }
 
-    /// Lets the next one speak; `None` if it turned out to have nothing to say. Returns the bytes written.
-    pub fn fill(&mut self, packet: &mut VsockPacket<'_, ()>) -> Option<u32> {
+    /// Lets the next one speak: its payload goes into `room`, its header is returned; `None` if it turned out to have
+    /// nothing to say.
+    pub fn speak(&mut self, room: &Span<'_>) -> Option<Header> {
         if let Some(key) = self.resets.pop_front() {
-            let reset = Outgoing { key, operation: OP_RST, flags: 0, length: 0, window: 0, taken: 0 };
-            reset.write_to(packet, self.cid);
-            return Some(packet.header_slice().len() as u32);
+            return Some(Header { key, operation: OP_RST, flags: 0, length: 0, window: 0, taken: 0 });
         }
         let key = self.line.pop_front()?;
-        let cid = self.cid;
-        let mut written = None;
+        let mut said = None;
         self.with_slot(key, |slot| {
             slot.in_line = false;
-            written = slot.connection.fill(packet, cid);
+            said = slot.connection.speak(room);
         });
-        written
+        said
     }
 
     /// Streams that the event loop does not know yet: token and descriptor, valid until the next call of another method.

@@ -1,9 +1,17 @@
-//! The fields of a packet that the rest of the device works with (virtio 1.2, 5.10.6).
+//! The wire: a header of 44 bytes, little-endian, before the payload (virtio 1.2, 5.10.6).
+//!
+//! ```text
+//!   0        8        16       20       24     28    30   32      36          40        44
+//!   │ src_cid │ dst_cid │ src_port │ dst_port │ len │ type │ op │ flags │ buf_alloc │ fwd_cnt │
+//! ```
 
-use virtio_vsock::packet::VsockPacket;
+use super::span::Span;
 
-/// Well-known context ids.
+/// Context id of the host.
 pub const HOST_CID: u64 = 2;
+
+/// Bytes of the header.
+pub const HEADER_SIZE: usize = 44;
 
 /// The one socket type that we speak.
 pub const TYPE_STREAM: u16 = 1;
@@ -32,59 +40,82 @@ pub struct Key {
     pub host_port: u32,
 }
 
-/// A header as the guest sent it, read once.
-#[derive(Debug, Clone, Copy)]
+/// A header, the guest's or ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     pub key: Key,
     pub operation: u16,
     pub flags: u32,
-    /// The guest's receive window of this stream.
+    /// Bytes of payload.
+    pub length: u32,
+    /// The sender's receive window of this stream.
     pub window: u32,
-    /// Bytes of this stream that the guest has taken, modulo 2^32.
+    /// Bytes of this stream that the sender has taken, modulo 2^32.
     pub taken: u32,
+}
+
+/// Why a packet of the guest is dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// Not even a header.
+    #[error("it is shorter than a header")]
+    Short,
+    /// Not from this guest to this host, or no stream.
+    #[error("it is no stream packet from this guest to its host")]
+    Foreign,
+    /// More than a packet may carry, or more than is there.
+    #[error("it promises {0} bytes of payload")]
+    Length(u32),
 }
 
 impl Header {
-    /// Reads the header of a packet from guest `cid`; `None` if it is not for us or of another socket type.
-    pub fn of(packet: &VsockPacket<'_, ()>, cid: u64) -> Option<Self> {
-        let ours = packet.src_cid() == cid && packet.dst_cid() == HOST_CID && packet.type_() == TYPE_STREAM;
-        ours.then(|| Self {
-            key: Key { guest_port: packet.src_port(), host_port: packet.dst_port() },
-            operation: packet.op(),
-            flags: packet.flags(),
-            window: packet.buf_alloc(),
-            taken: packet.fwd_cnt(),
+    /// Takes the header off the front of a packet from guest `cid`, and leaves exactly its payload in `span`.
+    pub fn take(span: &mut Span<'_>, cid: u64) -> Result<Self, Malformed> {
+        let bytes = span.split_front(HEADER_SIZE).ok_or(Malformed::Short)?.to_vec();
+        let bytes: [u8; HEADER_SIZE] = bytes.try_into().map_err(|_| Malformed::Short)?;
+        let (from, to, kind) = (u64_at(&bytes, 0), u64_at(&bytes, 8), u16_at(&bytes, 28));
+        if (from, to, kind) != (cid, HOST_CID, TYPE_STREAM) {
+            return Err(Malformed::Foreign);
+        }
+        let length = u32_at(&bytes, 24);
+        let payload = (length <= MAX_PAYLOAD).then(|| span.split_front(length as usize)).flatten();
+        *span = payload.ok_or(Malformed::Length(length))?;
+        Ok(Self {
+            key: Key { guest_port: u32_at(&bytes, 16), host_port: u32_at(&bytes, 20) },
+            operation: u16_at(&bytes, 30),
+            flags: u32_at(&bytes, 32),
+            length,
+            window: u32_at(&bytes, 36),
+            taken: u32_at(&bytes, 40),
         })
     }
-}
 
-/// A packet that we send, without its payload.
-#[derive(Debug, Clone, Copy)]
-pub struct Outgoing {
-    pub key: Key,
-    pub operation: u16,
-    pub flags: u32,
-    /// Bytes of payload, already in place.
-    pub length: u32,
-    /// Our receive window of this stream.
-    pub window: u32,
-    /// Bytes of this stream that our side has taken, modulo 2^32.
-    pub taken: u32,
-}
-
-impl Outgoing {
-    /// Writes the header towards guest `cid`.
-    pub fn write_to(self, packet: &mut VsockPacket<'_, ()>, cid: u64) {
-        packet
-            .set_src_cid(HOST_CID)
-            .set_dst_cid(cid)
-            .set_src_port(self.key.host_port)
-            .set_dst_port(self.key.guest_port)
-            .set_len(self.length)
-            .set_type(TYPE_STREAM)
-            .set_op(self.operation)
-            .set_flags(self.flags)
-            .set_buf_alloc(self.window)
-            .set_fwd_cnt(self.taken);
+    /// The bytes of a header towards guest `cid`.
+    pub fn to_guest(self, cid: u64) -> [u8; HEADER_SIZE] {
+        let mut bytes = [0; HEADER_SIZE];
+        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        put(0, &HOST_CID.to_le_bytes());
+        put(8, &cid.to_le_bytes());
+        put(16, &self.key.host_port.to_le_bytes());
+        put(20, &self.key.guest_port.to_le_bytes());
+        put(24, &self.length.to_le_bytes());
+        put(28, &TYPE_STREAM.to_le_bytes());
+        put(30, &self.operation.to_le_bytes());
+        put(32, &self.flags.to_le_bytes());
+        put(36, &self.window.to_le_bytes());
+        put(40, &self.taken.to_le_bytes());
+        bytes
     }
+}
+
+fn u16_at(bytes: &[u8; HEADER_SIZE], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn u32_at(bytes: &[u8; HEADER_SIZE], at: usize) -> u32 {
+    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
+}
+
+fn u64_at(bytes: &[u8; HEADER_SIZE], at: usize) -> u64 {
+    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
 }

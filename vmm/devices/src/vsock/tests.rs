@@ -4,17 +4,19 @@ use std::{
     io::{ErrorKind, Read, Write},
     net::Shutdown,
     os::{fd::OwnedFd, unix::net::UnixStream},
-    sync::mpsc::{Receiver, Sender, channel, sync_channel},
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender, channel, sync_channel},
+    },
 };
 
-use virtio::Memory;
+use virtio::{Chain, Memory};
 use virtio_bindings::virtio_ring::VRING_DESC_F_WRITE;
 use virtio_queue::{
-    DescriptorChain,
+    QueueT,
     desc::{RawDescriptor, split::Descriptor},
     mock::MockSplitQueue,
 };
-use virtio_vsock::packet::{PKT_HEADER_SIZE, VsockPacket};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::epoll::EventSet;
 
@@ -23,12 +25,15 @@ use super::{
     device::DialError,
     mux::{MAX_CONNECTIONS, MAX_RESETS, Mux, StreamHost},
     packet::*,
+    span::Span,
 };
 
 const CID: u64 = 3;
 const HEADER_AT: u64 = 0x4_0000;
 const PAYLOAD_AT: u64 = 0x5_0000;
 const RECEIVE_ROOM: u32 = 4096;
+/// A driver may cut a payload where it likes; Linux cuts at pages.
+const PIECE: usize = 4096;
 
 /// An owner that keeps every stream, or refuses.
 struct Owner(Option<Sender<(u32, UnixStream)>>);
@@ -41,7 +46,7 @@ impl StreamHost for Owner {
 
 /// The guest's driver, as far as a test needs one.
 struct Guest {
-    memory: Memory,
+    memory: Arc<Memory>,
     mux: Mux,
     streams: Receiver<(u32, UnixStream)>,
     window: u32,
@@ -53,59 +58,56 @@ type Said = (u16, u32, Vec<u8>);
 
 fn guest() -> Guest {
     let (keep, streams) = channel();
-    let memory = Memory::from_ranges(&[(GuestAddress(0), 0x10_0000)]).expect("memory");
-    Guest { memory, mux: Mux::new(CID, Box::new(Owner(Some(keep))), 16), streams, window: 1 << 16, taken: 0 }
+    let memory = Arc::new(Memory::from_ranges(&[(GuestAddress(0), 0x10_0000)]).expect("memory"));
+    Guest { memory, mux: Mux::new(Box::new(Owner(Some(keep))), 16), streams, window: 1 << 16, taken: 0 }
 }
 
 fn key(guest_port: u32) -> Key {
     Key { guest_port, host_port: 1024 }
 }
 
-/// A chain of two descriptors: header, then `length` bytes of payload.
-fn chain(memory: &Memory, length: u32, writable: bool) -> DescriptorChain<&Memory> {
+/// A chain of the header and `length` bytes of payload, cut into pieces.
+fn chain(memory: &Arc<Memory>, length: usize, writable: bool) -> Chain {
     let flags = if writable { VRING_DESC_F_WRITE as u16 } else { 0 };
-    // A test's few bytes may outlive it: the chain borrows the queue that made it.
-    let queue = Box::leak(Box::new(MockSplitQueue::new(memory, 16)));
-    let descriptors = [
-        RawDescriptor::from(Descriptor::new(HEADER_AT, PKT_HEADER_SIZE as u32, flags, 0)),
-        RawDescriptor::from(Descriptor::new(PAYLOAD_AT, length, flags, 0)),
-    ];
-    queue.build_desc_chain(&descriptors[..if length > 0 { 2 } else { 1 }]).expect("chain")
+    let queue = MockSplitQueue::new(memory.as_ref(), 32);
+    let describe = |at, length: usize| RawDescriptor::from(Descriptor::new(at, length as u32, flags, 0));
+    let mut descriptors = vec![describe(HEADER_AT, HEADER_SIZE)];
+    for offset in (0..length).step_by(PIECE) {
+        descriptors.push(describe(PAYLOAD_AT + offset as u64, PIECE.min(length - offset)));
+    }
+    queue.build_desc_chain(&descriptors).expect("chain");
+    let mut queue: virtio_queue::Queue = queue.create_queue().expect("queue");
+    queue.pop_descriptor_chain(Arc::clone(memory)).expect("the chain that was built")
 }
 
 impl Guest {
     fn send(&mut self, key: Key, operation: u16, flags: u32, payload: &[u8]) {
-        let fields = [
-            &CID.to_le_bytes()[..],
-            &HOST_CID.to_le_bytes(),
-            &key.guest_port.to_le_bytes(),
-            &key.host_port.to_le_bytes(),
-            &(payload.len() as u32).to_le_bytes(),
-            &TYPE_STREAM.to_le_bytes(),
-            &operation.to_le_bytes(),
-            &flags.to_le_bytes(),
-            &self.window.to_le_bytes(),
-            &self.taken.to_le_bytes(),
-        ];
-        let mut chain = chain(&self.memory, payload.len() as u32, false);
-        self.memory.write_slice(&fields.concat(), GuestAddress(HEADER_AT)).expect("header");
+        let length = payload.len() as u32;
+        // What we write as the host is what a guest writes but for the two ids and ports, which change places.
+        let header = Header { key, operation, flags, length, window: self.window, taken: self.taken };
+        let turned = Header { key: Key { guest_port: key.host_port, host_port: key.guest_port }, ..header };
+        let mut bytes = turned.to_guest(CID);
+        bytes[..8].copy_from_slice(&CID.to_le_bytes());
+        bytes[8..16].copy_from_slice(&HOST_CID.to_le_bytes());
+        let chain = chain(&self.memory, payload.len(), false);
+        self.memory.write_slice(&bytes, GuestAddress(HEADER_AT)).expect("header");
         self.memory.write_slice(payload, GuestAddress(PAYLOAD_AT)).expect("payload");
-        let packet = VsockPacket::from_tx_virtq_chain(&self.memory, &mut chain, MAX_PAYLOAD).expect("packet");
-        let header = Header::of(&packet, CID).expect("ours");
-        self.mux.receive(&header, packet.data_slice());
+        let mut span = Span::readable(&self.memory, chain).expect("in memory");
+        assert_eq!(Header::take(&mut span, CID), Ok(header));
+        self.mux.receive(&header, span);
     }
 
     /// Lets the device speak until it falls silent.
     fn hear(&mut self) -> Vec<(Key, Said)> {
         let mut said = Vec::new();
         while self.mux.has_output() {
-            let mut chain = chain(&self.memory, RECEIVE_ROOM, true);
-            let mut packet = VsockPacket::from_rx_virtq_chain(&self.memory, &mut chain, MAX_PAYLOAD).expect("buffer");
-            if self.mux.fill(&mut packet).is_some() {
-                let key = Key { guest_port: packet.dst_port(), host_port: packet.src_port() };
-                let mut payload = vec![0; packet.len() as usize];
+            let mut room =
+                Span::writable(&self.memory, chain(&self.memory, RECEIVE_ROOM as usize, true)).expect("room");
+            room.split_front(HEADER_SIZE).expect("a header fits");
+            if let Some(header) = self.mux.speak(&room) {
+                let mut payload = vec![0; header.length as usize];
                 self.memory.read_slice(&mut payload, GuestAddress(PAYLOAD_AT)).expect("payload");
-                said.push((key, (packet.op(), packet.flags(), payload)));
+                said.push((header.key, (header.operation, header.flags, payload)));
             }
         }
         said
@@ -262,7 +264,7 @@ fn connections_are_bounded_and_the_next_is_refused() {
 #[test]
 fn owner_that_refuses_resets_the_stream() {
     let mut guest = guest();
-    guest.mux = Mux::new(CID, Box::new(Owner(None)), 16);
+    guest.mux = Mux::new(Box::new(Owner(None)), 16);
     guest.send(key(1), OP_REQUEST, 0, &[]);
     assert_eq!(guest.hear(), [(key(1), (OP_RST, 0, vec![]))]);
 }
@@ -300,4 +302,24 @@ fn dial_ends_with_the_guests_answer() {
     let (asked, _) = guest.hear().pop().expect("request");
     guest.send(asked, OP_RST, 0, &[]);
     assert_eq!(answer.recv().expect("answered").expect_err("refused"), DialError::Refused);
+}
+
+#[test]
+fn malformed_packets_are_told_apart() {
+    let memory = Arc::new(Memory::from_ranges(&[(GuestAddress(0), 0x10_0000)]).expect("memory"));
+    let header = Header { key: key(1), operation: OP_RW, flags: 0, length: 0, window: 0, taken: 0 };
+    let take = |bytes: &[u8], payload: usize| {
+        let chain = chain(&memory, payload, false);
+        memory.write_slice(bytes, GuestAddress(HEADER_AT)).expect("header");
+        Header::take(&mut Span::readable(&memory, chain).expect("in memory"), CID)
+    };
+    // A header of ours comes from the host, not from the guest.
+    assert_eq!(take(&header.to_guest(CID), 0), Err(Malformed::Foreign));
+    for (length, payload) in [(100, 99), (MAX_PAYLOAD + 1, 0), (u32::MAX, 4096)] {
+        let mut bytes = Header { length, ..header }.to_guest(CID);
+        bytes[..8].copy_from_slice(&CID.to_le_bytes());
+        bytes[8..16].copy_from_slice(&HOST_CID.to_le_bytes());
+        assert_eq!(take(&bytes, payload), Err(Malformed::Length(length)));
+    }
+    assert_eq!(Header::take(&mut Span::default(), CID), Err(Malformed::Short));
 }
