@@ -11,7 +11,9 @@ STAGE := $(NACRE_CACHE)/stage
 LIB := $(STAGE)/usr/local/lib/nacre
 BIN := $(STAGE)/usr/local/bin
 LAB := $(CARGO_TARGET_DIR)/release/lab
-PROGRAMS := containerd-shim-nacre-v2 nacre-holder nacre-vmm
+# What is installed is static and linked at a fixed address: no loader, no relocations in any process of a start.
+TARGET := x86_64-unknown-linux-gnu
+STATIC := -C target-feature=+crt-static -C relocation-model=static
 
 say = @echo "==> $(1)" >&2
 
@@ -26,15 +28,17 @@ needs: ## install the Debian packages that building and the lab need
 kernel: needs ## build the guest kernel (cached)
 	@vmm/guest-kernel/build
 
-agent: ## build the guest agent and its initramfs
-	@guest-agent/initramfs $(NACRE_CACHE)/nacre-agent.cpio
+agent: needs ## build the guest agent and its initramfs
+	$(call say,building the guest agent)
+	@guest-agent/initramfs --out $(NACRE_CACHE)/nacre-agent.cpio
 
 build: kernel agent ## build everything and lay it out as it is installed, in the cache
 	$(call say,building shim and VMM)
-	@cargo build --release --quiet -p shim -p vmm
+	@RUSTFLAGS='$(STATIC)' cargo build --release --quiet --target $(TARGET) -p shim -p vmm
+	built=$(CARGO_TARGET_DIR)/$(TARGET)/release
 	mkdir -p $(BIN) $(LIB)
-	install -m 755 $(CARGO_TARGET_DIR)/release/containerd-shim-nacre-v2 $(BIN)/
-	install -m 755 $(CARGO_TARGET_DIR)/release/nacre-holder $(CARGO_TARGET_DIR)/release/nacre-vmm $(LIB)/
+	install -m 755 $$built/containerd-shim-nacre-v2 $(BIN)/
+	install -m 755 $$built/nacre-holder $$built/nacre-vmm $(LIB)/
 	install -m 644 $(NACRE_CACHE)/nacre-agent.cpio $(NACRE_CACHE)/kernel/vmlinux $(LIB)/
 
 lab-ready: needs
