@@ -5,8 +5,9 @@ use super::{read, sources};
 /// Names that say nothing.
 const NO_NOUNS: [&str; 6] = ["util", "utils", "common", "helper", "helpers", "manager"];
 
-/// Lines after which a room should be two. The aim is 150 to 250.
+/// Lines after which a room should be two. The aim is 150 to 250; a list of test sentences may be longer.
 const MAX_LINES: usize = 450;
+const MAX_TEST_LINES: usize = 550;
 
 #[test]
 fn no_room_is_called_by_a_word_that_says_nothing() {
@@ -23,7 +24,9 @@ fn no_room_is_called_by_a_word_that_says_nothing() {
 fn no_room_is_larger_than_it_should_be() {
     for source in sources() {
         let lines = read(&source).lines().count();
-        assert!(lines <= MAX_LINES, "{}: {lines} lines; make two rooms of it", source.display());
+        let is_test = source.iter().any(|part| part == "tests" || part == "tests.rs");
+        let most = if is_test { MAX_TEST_LINES } else { MAX_LINES };
+        assert!(lines <= most, "{}: {lines} lines; make two rooms of it", source.display());
     }
 }
 
