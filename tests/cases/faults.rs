@@ -1,38 +1,24 @@
 //! Things that die.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use std::io::{BufRead, BufReader};
 
-use tests::{Census, Container, ctr, images, shell};
+use tests::{Census, Container, images, shell};
 
-/// Waits until `ctr task ls` shows the container in a state.
-#[track_caller]
-fn await_state(id: &str, state: &str) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        let tasks = ctr(&["task", "ls"]).expect_code(0).stdout;
-        let line = tasks.lines().find(|line| line.split_whitespace().next() == Some(id));
-        if line.is_some_and(|line| line.contains(state)) {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{id} is not {state}: {tasks}");
-        thread::sleep(Duration::from_millis(50));
-    }
-}
-
-/// Starts a container that sleeps, does `harm`, and returns the exit code that `ctr run` then has.
+/// Starts a container that sleeps, does `harm` as soon as it has spoken, and returns the exit code of `ctr run`.
 #[track_caller]
 fn killed_by(harm: &str) -> i32 {
     let before = Census::take();
-    let container = Container::new(images::BUSYBOX).command(&["sleep", "1000"]);
-    let running = container.start();
-    await_state(container.id(), "RUNNING");
+    let container = Container::new(images::BUSYBOX).script("echo running; exec sleep 1000");
+    let mut running = container.start();
+    let mut output = BufReader::new(running.stdout.take().expect("stdout is a pipe"));
+    let mut line = String::new();
+    // Ends with the container's first word, or with ctr itself: nothing is polled.
+    output.read_line(&mut line).expect("the pipe is readable");
+    assert_eq!(line, "running\n");
     let _ = shell(harm).expect_code(0);
-    let output = running.wait_with_output().expect("ctr ends");
+    let ended = running.wait().expect("ctr ends");
     before.expect_nothing_new();
-    output.status.code().unwrap_or(-1)
+    ended.code().unwrap_or(-1)
 }
 
 #[test]

@@ -19,7 +19,7 @@ pub const ALL: [Contender; 3] = [
         name: "runc",
         words: &["ctr", "run", "--rm", "--runtime", "io.containerd.runc.v2", IMAGE, "{id}", "true"],
     },
-    Contender { name: "pvisor", words: &["pvisor", "run", "--rm", IMAGE, "true"] },
+    Contender { name: "pvisor", words: &["pvisor", "run", "--rm", "--network", "none", IMAGE, "true"] },
 ];
 
 impl Contender {
