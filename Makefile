@@ -7,6 +7,8 @@ SHELL := /bin/bash
 # Everything that can be rebuilt lies outside of the tree.
 export NACRE_CACHE ?= $(HOME)/.cache/nacre
 export CARGO_TARGET_DIR ?= $(NACRE_CACHE)/target
+# Clones share the cache, and cargo does not rebuild a program only because its tree has moved.
+export NACRE_TREE := $(CURDIR)
 STAGE := $(NACRE_CACHE)/stage
 LIB := $(STAGE)/usr/local/lib/nacre
 BIN := $(STAGE)/usr/local/bin
