@@ -18,6 +18,7 @@ pub(crate) struct Paths {
     pub(crate) holder: Option<Spanned<String>>,
     pub(crate) kernel: Option<Spanned<String>>,
     pub(crate) agent: Option<Spanned<String>>,
+    pub(crate) kvm: Option<Spanned<String>>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -9,6 +9,9 @@ use crate::raw::Raw;
 /// Where `make install` puts the parts, then where a distribution's package does.
 const LIBRARY_DIRECTORIES: [&str; 2] = ["/usr/local/lib/nacre", "/usr/lib/nacre"];
 
+/// The KVM device of every host.
+const KVM: &str = "/dev/kvm";
+
 /// A checked configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Spec {
@@ -31,6 +34,8 @@ pub struct Paths {
     pub kernel: PathBuf,
     /// The initramfs that holds the agent.
     pub agent: PathBuf,
+    /// The KVM device.
+    pub kvm: PathBuf,
 }
 
 /// The machine of each pod.
@@ -75,6 +80,7 @@ impl Default for Paths {
             holder: installed("nacre-holder"),
             kernel: installed("vmlinux"),
             agent: installed("nacre-agent.cpio"),
+            kvm: KVM.into(),
         }
     }
 }
@@ -106,6 +112,7 @@ pub(crate) fn check(raw: Raw) -> Result<Spec, Illegal> {
         holder: path("paths.holder", raw.paths.holder, "nacre-holder")?,
         kernel: path("paths.kernel", raw.paths.kernel, "vmlinux")?,
         agent: path("paths.agent", raw.paths.agent, "nacre-agent.cpio")?,
+        kvm: path("paths.kvm", raw.paths.kvm, KVM)?,
     };
     let defaults = Machine::default();
     let machine = Machine {

@@ -25,6 +25,7 @@ use agent_proto::{
     Agent, CONTROL_PORT, CreateContainerRequest, CreateContainerResponse, DeleteContainerRequest, Empty,
     SignalContainerRequest, StartContainerRequest, WaitContainerRequest, WaitContainerResponse, create_agent,
 };
+use nix::sched::{CloneFlags, unshare};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::watch;
 use ttrpc::{
@@ -39,6 +40,8 @@ fn main() -> ExitCode {
     let control = inherited(io::stdin().as_fd().try_clone_to_owned());
     let events = Arc::new(inherited(io::stdout().as_fd().try_clone_to_owned()));
     let mut shares = HashMap::new();
+    unshare(CloneFlags::CLONE_NEWUSER).expect("a user namespace");
+    events.send(&Event::Born, &[]).expect("event");
     while let Ok((request, fds)) = control.recv::<Request>() {
         let reply = match request {
             Request::Boot(boot) if boot.cmdline.contains("stub=refuse") => {

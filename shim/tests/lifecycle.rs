@@ -77,6 +77,7 @@ impl Daemon {
         let root = directory.path().display();
         let config = format!(
             "[paths]\nvmm = \"{}\"\nholder = \"{HOLDER}\"\nkernel = \"{root}/vmlinux\"\nagent = \"{root}/agent\"\n\
+             kvm = \"/dev/null\"\n\
              [machine]\nkernel_cmdline = \"{cmdline}\"\n[shim]\nboot_timeout_s = 2\n",
             stub.display()
         );

@@ -8,11 +8,12 @@ use std::{
 
 use devices::DialError;
 use virtiofs::{Limits, ShareError, ShareTree};
-use vmm_api::{Channel, ChannelError, Failure, Reply, Request};
+use vmm_api::{Channel, ChannelError, Event, Failure, Reply, Request};
 
 use crate::{
     ending::Owner,
-    machine::{self, Machine},
+    jail::{JailError, Shut},
+    machine::{self, Machine, Parts},
 };
 
 /// How long a guest may take to answer a dial. The owner's own deadline is longer.
@@ -28,16 +29,35 @@ struct Vmm {
     machine: Option<Machine>,
 }
 
-/// Serves `control`; ends well when the owner has closed it.
-pub fn serve(control: &Channel, events: Channel) -> Result<(), ChannelError> {
+/// Why serving ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// The owner talks nonsense or does not listen.
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    /// We would not have been alone with the guest.
+    #[error(transparent)]
+    Jail(#[from] JailError),
+}
+
+/// Serves `control`; ends well when the owner has closed it. The jail closes at the first request, before it is looked
+/// at: by then the owner has mapped our ids.
+pub fn serve(control: &Channel, events: Channel, jail: Shut) -> Result<(), ControlError> {
+    let owner = Owner::new(events)?;
+    owner.tell(&Event::Born, &[]);
+    match control.wait() {
+        Err(ChannelError::Closed) => return Ok(()),
+        waited => waited?,
+    }
+    jail.close()?;
     let shares = Arc::new(ShareTree::new(Limits::default()));
-    let mut vmm = Vmm { owner: Owner::new(events)?, shares, machine: None };
+    let mut vmm = Vmm { owner, shares, machine: None };
     loop {
         let (request, fds) = match control.recv::<Request>() {
             Ok(request) => request,
             // With the owner goes the machine: the process ends, whatever the guest does.
             Err(ChannelError::Closed) => return Ok(()),
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         };
         match vmm.answer(request, fds) {
             Ok(None) => control.send(&Reply::Done, &[])?,
@@ -50,13 +70,14 @@ pub fn serve(control: &Channel, events: Channel) -> Result<(), ChannelError> {
 impl Vmm {
     fn answer(&mut self, request: Request, mut fds: Vec<OwnedFd>) -> Answer {
         match (request, fds.len()) {
-            (Request::Boot(boot), 2) => {
+            (Request::Boot(boot), 3) => {
                 if self.machine.is_some() {
                     return Err((Failure::WrongState, "the machine runs already".into()));
                 }
-                let (initramfs, kernel) = (fds.remove(1), fds.remove(0));
-                let machine = machine::boot(&boot, kernel, initramfs, &self.shares, &self.owner)
-                    .map_err(|error| (error.failure(), error.to_string()))?;
+                let (kvm, initramfs, kernel) = (fds.remove(2), fds.remove(1), fds.remove(0));
+                let parts = Parts { kvm, kernel, initramfs, shares: &self.shares };
+                let machine =
+                    machine::boot(&boot, parts, &self.owner).map_err(|error| (error.failure(), error.to_string()))?;
                 self.machine = Some(machine);
                 Ok(None)
             }

@@ -7,11 +7,16 @@ use std::{os::fd::OwnedFd, sync::Arc};
 
 use devices::{Console, Dialer, Fs, Rng, Vsock};
 use kvm::{Host, Memory, Vm, kernel, x86_64};
-use virtio::{DOORBELL_OFFSET, Device, MmioTransport, WINDOW};
+use virtio::{DOORBELL_OFFSET, Device, MmioTransport, WINDOW, Worker};
 use virtiofs::ShareTree;
 use vmm_api::{Boot, Failure};
 
-use crate::{bus::Bus, ending::Owner, vcpu};
+use crate::{
+    bus::Bus,
+    ending::Owner,
+    jail::{JailError, Role},
+    vcpu::{self, Gate},
+};
 
 /// Tag of the file system device; the agent mounts it by this name (`agent_proto::SHARES_TAG`).
 const SHARES_TAG: &str = "nacre";
@@ -60,6 +65,9 @@ pub enum MachineError {
     /// KVM refused.
     #[error(transparent)]
     Vm(#[from] kvm::VmError),
+    /// The jail does not close.
+    #[error(transparent)]
+    Jail(#[from] JailError),
     /// The host refused a thread or a descriptor.
     #[error("cannot start the machine's threads: {0}")]
     Threads(#[from] std::io::Error),
@@ -72,7 +80,7 @@ impl MachineError {
             Self::Invalid { .. } | Self::Tables(_) => Failure::Invalid,
             Self::Host(_) => Failure::NoKvm,
             Self::Kernel(_) => Failure::BadImage,
-            Self::Memory(_) | Self::Vm(_) | Self::Threads(_) => Failure::Internal,
+            Self::Memory(_) | Self::Vm(_) | Self::Jail(_) | Self::Threads(_) => Failure::Internal,
         }
     }
 }
@@ -85,26 +93,27 @@ pub struct Machine {
     _vm: Vm,
 }
 
-/// Builds the machine and lets it run.
-pub fn boot(
-    boot: &Boot,
-    kernel: OwnedFd,
-    initramfs: OwnedFd,
-    shares: &Arc<ShareTree>,
-    owner: &Owner,
-) -> Result<Machine, MachineError> {
+/// What a machine is made from.
+pub struct Parts<'a> {
+    /// An open `/dev/kvm`.
+    pub kvm: OwnedFd,
+    /// An uncompressed ELF.
+    pub kernel: OwnedFd,
+    /// The agent's.
+    pub initramfs: OwnedFd,
+    /// What the guest will see.
+    pub shares: &'a Arc<ShareTree>,
+}
+
+/// Builds the machine and lets it run. All threads exist, and this one is restricted, before the guest's first
+/// instruction.
+pub fn boot(boot: &Boot, parts: Parts<'_>, owner: &Owner) -> Result<Machine, MachineError> {
     check(boot)?;
-    let host = Host::open()?;
+    let host = Host::new(parts.kvm)?;
     let memory = Memory::new(boot.memory_mib)?;
-    let loaded = kernel::load(&memory, kernel, initramfs)?;
+    let loaded = kernel::load(&memory, parts.kernel, parts.initramfs)?;
     let vm = Vm::new(&host, memory.clone())?;
-    let (vsock, dialer) = Vsock::new(Box::new(owner.clone()))?;
-    let devices: Vec<Box<dyn Device>> = vec![
-        Box::new(Console::new(owner.console().clone())),
-        Box::new(Fs::new(SHARES_TAG, Arc::clone(shares))),
-        Box::new(vsock),
-        Box::new(Rng::default()),
-    ];
+    let (devices, dialer) = devices(parts.shares, owner)?;
     let cmdline = cmdline(devices.len(), &boot.cmdline);
     let windows = (0..).zip(devices).map(|(slot, device)| wire(&vm, slot, device)).collect::<Result<_, _>>()?;
     let bus = Arc::new(Bus::new(owner.console().clone(), FIRST_WINDOW, windows));
@@ -112,11 +121,27 @@ pub fn boot(
     let template = x86_64::cpuid_template(&host, boot.vcpus)?;
     // All processors exist before the first runs: the kernel wakes the others by their interrupt controllers.
     let vcpus = (0..boot.vcpus).map(|index| vm.vcpu(index)).collect::<Result<Vec<_>, _>>()?;
+    let gate = Gate::default();
     for vcpu in vcpus {
         x86_64::prepare(&vcpu, &template, &loaded)?;
-        vcpu::spawn(vcpu, Arc::clone(&bus), memory.clone(), owner.clone())?;
+        vcpu::spawn(vcpu, Arc::clone(&bus), memory.clone(), owner.clone(), gate.clone())?;
     }
+    Role::Control.restrict()?;
+    gate.open();
     Ok(Machine { dialer, _vm: vm })
+}
+
+/// The fixed set of devices, each with its thread.
+fn devices(shares: &Arc<ShareTree>, owner: &Owner) -> Result<(Vec<Box<dyn Device>>, Dialer), MachineError> {
+    let worker = |name, role: Role| Worker::new(name, move || role.restrict_or_end());
+    let (vsock, dialer) = Vsock::new(Box::new(owner.clone()), worker("vsock", Role::Sockets)?)?;
+    let devices: Vec<Box<dyn Device>> = vec![
+        Box::new(Console::new(owner.console().clone(), worker("console", Role::Console)?)),
+        Box::new(Fs::new(SHARES_TAG, Arc::clone(shares), worker("fs", Role::Files)?)),
+        Box::new(vsock),
+        Box::new(Rng::new(worker("rng", Role::Entropy)?)),
+    ];
+    Ok((devices, dialer))
 }
 
 fn check(boot: &Boot) -> Result<(), MachineError> {

@@ -1,12 +1,13 @@
 //! `nacre-vmm`: one virtual machine, driven over its standard input (see `vmm-api`).
 //!
-//! It takes no arguments and opens no path but `/dev/kvm`: kernel, initramfs and shares arrive as descriptors, so the
-//! jail of ADR-0007 can close around it before it reads its first request.
+//! It takes no arguments and opens no path: KVM, kernel, initramfs and shares arrive as descriptors, and the jail of
+//! ADR-0007 closes around it before it reads its first request.
 #![forbid(unsafe_code)]
 
 mod bus;
 mod control;
 mod ending;
+mod jail;
 mod logger;
 mod machine;
 mod vcpu;
@@ -17,7 +18,6 @@ use std::{
     process::ExitCode,
 };
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vmm_api::Channel;
 
 const HELP: &str = "\
@@ -34,7 +34,8 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     logger::init();
-    prepare_process();
+    // Modes come from the guest, with its own mask applied.
+    virtiofs::clear_umask();
     match serve() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -44,19 +45,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// What serving files needs of a process: modes as the guest gives them, and room for what the guest holds open.
-fn prepare_process() {
-    virtiofs::clear_umask();
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        log::warn!("the limit of open files stays at {:?}: {error}", limit.current);
-    }
-}
-
 /// Serves the owner until it closes the control socket.
 fn serve() -> Result<(), Box<dyn std::error::Error>> {
     let control = Channel::new(stdin().as_fd().try_clone_to_owned()?);
     let events = Channel::new(stdout().as_fd().try_clone_to_owned()?);
-    Ok(control::serve(&control, events)?)
+    kvm::trap::install()?;
+    let jail = jail::enter()?;
+    Ok(control::serve(&control, events, jail)?)
 }

@@ -1,6 +1,11 @@
 //! A processor's thread: run, answer, run again, until the machine ends.
 
-use std::{io, ops::ControlFlow, sync::Arc, thread};
+use std::{
+    io,
+    ops::ControlFlow,
+    sync::{Arc, OnceLock},
+    thread,
+};
 
 use kvm::{Exit, Memory, Vcpu};
 use rustix::time::{ClockId, clock_gettime};
@@ -10,6 +15,7 @@ use vmm_api::{Event, ExitReason};
 use crate::{
     bus::{Bus, Step},
     ending::Owner,
+    jail::Role,
 };
 
 /// Where the kernel leaves the mode of a reboot, and the value of a warm one (arch/x86/kernel/reboot.c).
@@ -18,10 +24,23 @@ use crate::{
 const REBOOT_MODE: GuestAddress = GuestAddress(0x472);
 const WARM: u16 = 0x1234;
 
-/// Starts the thread of one processor.
-pub fn spawn(mut vcpu: Vcpu, bus: Arc<Bus>, memory: Memory, owner: Owner) -> io::Result<()> {
+/// Holds processors back until the whole machine is ready.
+#[derive(Debug, Clone, Default)]
+pub struct Gate(Arc<OnceLock<()>>);
+
+impl Gate {
+    /// Lets all of them run.
+    pub fn open(&self) {
+        self.0.get_or_init(|| ());
+    }
+}
+
+/// Starts the thread of one processor, which waits at the gate.
+pub fn spawn(mut vcpu: Vcpu, bus: Arc<Bus>, memory: Memory, owner: Owner, gate: Gate) -> io::Result<()> {
     let index = vcpu.index();
     let run = move || {
+        Role::Vcpu.restrict_or_end();
+        gate.0.wait();
         if index == 0 {
             owner.tell(&Event::Entered { at_ns: now_ns() }, &[]);
         }

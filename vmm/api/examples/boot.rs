@@ -9,13 +9,14 @@
 use std::{
     env,
     error::Error,
-    fs::File,
+    fs::{File, OpenOptions},
     os::fd::AsFd,
-    process::{Command, Stdio},
+    path::Path,
+    thread::sleep,
     time::{Duration, Instant},
 };
 
-use vmm_api::{Boot, Channel, Client, Event};
+use vmm_api::{Boot, Event, IdRange, map_ids};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = env::args().skip(1).collect();
@@ -23,16 +24,23 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("usage: boot VMM KERNEL INITRAMFS [CMDLINE]".into());
     };
     let start = Instant::now();
-    let (control, theirs) = Channel::pair()?;
-    let (events, their_events) = Channel::pair()?;
-    let mut child = Command::new(vmm).stdin(Stdio::from(theirs)).stdout(Stdio::from(their_events)).spawn()?;
-    let client = Client::new(control, Duration::from_secs(10))?;
+    let mut vmm = vmm_api::spawn(Path::new(vmm), "info", Duration::from_secs(10))?;
+    let (kernel, initramfs) = (File::open(kernel)?, File::open(initramfs)?);
+    let kvm = OpenOptions::new().read(true).write(true).open("/dev/kvm")?;
+    let next = || loop {
+        match vmm.events.try_next() {
+            Ok(None) => sleep(Duration::from_millis(1)),
+            Ok(Some((event, _stream))) => break Ok(event),
+            Err(error) => break Err(error),
+        }
+    };
+    assert_eq!(next()?, Event::Born, "the first event");
+    map_ids(vmm.child.id(), IdRange::IDENTITY)?;
     let boot = Boot { vcpus: 1, memory_mib: 256, cmdline: cmdline.join(" ") };
-    client.boot(boot, File::open(kernel)?.as_fd(), File::open(initramfs)?.as_fd())?;
+    vmm.client.boot(boot, [kernel.as_fd(), initramfs.as_fd(), kvm.as_fd()])?;
     println!("{:?} booted", start.elapsed());
     loop {
-        let (event, _fds): (Event, _) = events.recv()?;
-        match event {
+        match next()? {
             Event::Exited { reason, console } => {
                 println!("{:?} {reason}\n{console}", start.elapsed());
                 break;
@@ -45,7 +53,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
     }
-    drop(client);
-    child.wait()?;
+    drop(vmm.client);
+    vmm.child.wait()?;
     Ok(())
 }

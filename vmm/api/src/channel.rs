@@ -11,7 +11,7 @@ use rustix::{
     io::Errno,
     net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-        SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+        SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recv, recvmsg, sendmsg, socketpair,
         sockopt::{Timeout, set_socket_timeout},
     },
 };
@@ -87,6 +87,19 @@ impl Channel {
         }
         loop {
             match sendmsg(&self.fd, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(classify(error)),
+            }
+        }
+    }
+
+    /// Waits until a message is there, and leaves it there.
+    pub fn wait(&self) -> Result<(), ChannelError> {
+        let mut byte = [0];
+        loop {
+            match recv(&self.fd, &mut byte, RecvFlags::PEEK | RecvFlags::TRUNC) {
+                Ok((_, 0)) => return Err(ChannelError::Closed),
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(classify(error)),

@@ -40,9 +40,9 @@ impl Client {
         Ok(Self { control: Mutex::new(control) })
     }
 
-    /// Builds and runs the machine.
-    pub fn boot(&self, boot: Boot, kernel: BorrowedFd<'_>, initramfs: BorrowedFd<'_>) -> Result<(), ClientError> {
-        self.call(&Request::Boot(boot), &[kernel, initramfs]).map(drop)
+    /// Builds and runs the machine from kernel, initramfs and an open `/dev/kvm`.
+    pub fn boot(&self, boot: Boot, parts: [BorrowedFd<'_>; 3]) -> Result<(), ClientError> {
+        self.call(&Request::Boot(boot), &parts).map(drop)
     }
 
     /// Attaches `root` to the guest's file system as `name`.

@@ -13,7 +13,8 @@ pub const CONSOLE_TAIL_MAX: usize = 16 * 1024;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Request {
-    /// Build the machine and run it. Two descriptors: the kernel (an uncompressed x86_64 ELF) and the initramfs.
+    /// Build the machine and run it. Three descriptors: the kernel (an uncompressed x86_64 ELF), the initramfs, and an
+    /// open `/dev/kvm`.
     Boot(Boot),
     /// Make a directory tree or a single file appear under `name` in the guest's one file system.
     /// One descriptor: the root of the share.
@@ -86,6 +87,9 @@ pub enum Failure {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
+    /// The VMM has left the host's files behind and is in a user namespace without ids. Its owner maps them
+    /// ([`crate::map_ids`]), then sends the first request. The first event.
+    Born,
     /// The first vCPU is about to enter the guest for the first time.
     Entered {
         /// CLOCK_MONOTONIC in nanoseconds.

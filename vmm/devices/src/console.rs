@@ -64,14 +64,14 @@ impl ConsoleTail {
 /// The console device.
 pub struct Console {
     tail: ConsoleTail,
-    worker: Option<Worker>,
+    worker: Worker,
 }
 
 impl Console {
-    /// A console whose output goes to `tail`.
+    /// A console whose output goes to `tail`, on `worker`.
     #[must_use]
-    pub fn new(tail: ConsoleTail) -> Self {
-        Self { tail, worker: None }
+    pub fn new(tail: ConsoleTail, worker: Worker) -> Self {
+        Self { tail, worker }
     }
 }
 
@@ -90,13 +90,11 @@ impl Device for Console {
 
     fn start(&mut self, mut activation: Activation) -> Result<(), StartError> {
         let output = Output { queue: activation.queues.remove(TRANSMIT), tail: self.tail.clone() };
-        let worker = Worker::spawn("console", Box::new(output));
-        self.worker = Some(worker.map_err(|error| StartError::Worker { device: "console", error })?);
-        Ok(())
+        self.worker.start(Box::new(output))
     }
 
     fn stop(&mut self) {
-        self.worker = None;
+        self.worker.stop();
     }
 }
 

@@ -26,18 +26,18 @@ const QUEUES: [u16; 2] = [128, 256];
 pub struct Fs {
     tree: Arc<ShareTree>,
     config: Vec<u8>,
-    worker: Option<Worker>,
+    worker: Worker,
 }
 
 impl Fs {
-    /// Serves `tree` under `tag`, the name by which the guest mounts it.
+    /// Serves `tree` under `tag`, the name by which the guest mounts it, on `worker`.
     #[must_use]
-    pub fn new(tag: &str, tree: Arc<ShareTree>) -> Self {
+    pub fn new(tag: &str, tree: Arc<ShareTree>, worker: Worker) -> Self {
         assert!(tag.len() < TAG_LENGTH, "the tag fits into its field");
         let mut config = vec![0; TAG_LENGTH];
         config[..tag.len()].copy_from_slice(tag.as_bytes());
         config.extend(1u32.to_le_bytes()); // request queues besides the first
-        Self { tree, config, worker: None }
+        Self { tree, config, worker }
     }
 }
 
@@ -61,13 +61,13 @@ impl Device for Fs {
     fn start(&mut self, activation: Activation) -> Result<(), StartError> {
         let service =
             Service { server: Server::new(Arc::clone(&self.tree)), queues: activation.queues, complained: false };
-        let worker = Worker::spawn("fs", Box::new(service));
-        self.worker = Some(worker.map_err(|error| StartError::Worker { device: "fs", error })?);
-        Ok(())
+        self.worker.start(Box::new(service))
     }
 
     fn stop(&mut self) {
-        self.worker = None;
+        self.worker.stop();
+        // The driver that comes next knows nothing of what this one looked up.
+        self.tree.reset();
     }
 }
 

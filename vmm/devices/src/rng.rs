@@ -14,9 +14,16 @@ use vmm_sys_util::epoll::EventSet;
 const MAX_REQUEST: usize = 4096;
 
 /// The entropy device.
-#[derive(Default)]
 pub struct Rng {
-    worker: Option<Worker>,
+    worker: Worker,
+}
+
+impl Rng {
+    /// A device that fills buffers on `worker`.
+    #[must_use]
+    pub fn new(worker: Worker) -> Self {
+        Self { worker }
+    }
 }
 
 struct Source {
@@ -38,13 +45,11 @@ impl Device for Rng {
 
     fn start(&mut self, mut activation: Activation) -> Result<(), StartError> {
         let queue = activation.queues.remove(0);
-        let worker = Worker::spawn("rng", Box::new(Source { queue }));
-        self.worker = Some(worker.map_err(|error| StartError::Worker { device: "rng", error })?);
-        Ok(())
+        self.worker.start(Box::new(Source { queue }))
     }
 
     fn stop(&mut self) {
-        self.worker = None;
+        self.worker.stop();
     }
 }
 

@@ -1,4 +1,7 @@
-//! The host's `/dev/kvm`: opened once, checked for what we rely on.
+//! The host's `/dev/kvm`: handed in by the owner, checked for what we rely on.
+#![expect(unsafe_code)]
+
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 
 use kvm_bindings::{CpuId, KVM_API_VERSION, KVM_MAX_CPUID_ENTRIES};
 use kvm_ioctls::{Cap, Kvm};
@@ -6,11 +9,8 @@ use kvm_ioctls::{Cap, Kvm};
 /// Why this host cannot run a machine.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// The device is missing or closed to us.
-    #[error("cannot open /dev/kvm: {0}; load kvm_amd or kvm_intel, and run as root or in group kvm")]
-    Open(#[source] kvm_ioctls::Error),
-    /// Not the stable API.
-    #[error("/dev/kvm speaks API version {0}, not {KVM_API_VERSION}")]
+    /// Another device, or not the stable API. -1 stands for a device that knows no such question.
+    #[error("what was handed in as /dev/kvm speaks API version {0}, not {KVM_API_VERSION}")]
     Version(i32),
     /// An ability that we rely on is missing.
     #[error("this host's KVM lacks {0}; a newer kernel has it")]
@@ -28,9 +28,12 @@ pub struct Host {
 }
 
 impl Host {
-    /// Opens the device and checks it.
-    pub fn open() -> Result<Self, HostError> {
-        let kvm = Kvm::new().map_err(HostError::Open)?;
+    /// Takes an open `/dev/kvm` and checks it.
+    pub fn new(device: OwnedFd) -> Result<Self, HostError> {
+        // SAFETY:
+        // * The descriptor is open, and ours alone from here on: it was owned.
+        // * It need not be KVM's: the first ioctl fails on anything else, and changes nothing there (0xAE00, _IO).
+        let kvm = unsafe { Kvm::from_raw_fd(device.into_raw_fd()) };
         let version = kvm.get_api_version();
         if u32::try_from(version) != Ok(KVM_API_VERSION) {
             return Err(HostError::Version(version));

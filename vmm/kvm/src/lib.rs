@@ -3,7 +3,7 @@
 //! # Order of construction
 //!
 //! ```text
-//!   Host::open ─► Memory::new ─► Vm::new(host, memory) ─► irq(), doorbell()   (devices are wired)
+//!   Host::new ─► Memory::new ─► Vm::new(host, memory) ─► irq(), doorbell()   (devices are wired)
 //!                     │                  └─► vcpu(i) ──► x86_64::prepare ──► run() … run()
 //!                     └─► kernel::load, x86_64::write_tables
 //! ```
@@ -15,14 +15,16 @@
 //!
 //! # Unsafe
 //!
-//! This crate is one of the workspace's three homes for `unsafe` (design.md §4). It needs it once: to give KVM the
-//! address of guest memory.
+//! This crate is one of the workspace's three homes for `unsafe` (design.md §4). It needs it three
+//! times: to give KVM the address of guest memory, to take a descriptor as KVM's, and in the handler of forbidden system
+//! calls.
 #![deny(unsafe_code)]
 
 mod host;
 mod irq;
 pub mod kernel;
 mod memory;
+pub mod trap;
 mod vcpu;
 mod vm;
 pub mod x86_64;

@@ -1,7 +1,17 @@
-//! A device's thread: an event loop that ends when the device is stopped or dropped.
+//! A device's thread: an event loop that runs while the driver uses the device.
+//!
+//! ```text
+//!   new ──► Idle ──start(device)──► Running ──stop──► Idle … ──drop──► gone
+//! ```
+//!
+//! The thread is born with the device, before the guest runs, so that it can be confined to what its device needs
+//! before there is anything to fear: a guest's driver starts and resets devices, but never makes a thread.
+//!
+//! Invariant: when [`Worker::stop`] returns, the device that ran is dropped and its queues are free.
 
 use std::{
     io,
+    sync::mpsc::{Receiver, Sender, channel},
     thread::{self, JoinHandle},
 };
 
@@ -11,12 +21,20 @@ use vmm_sys_util::{
     eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd},
 };
 
+use crate::StartError;
+
 /// What runs on the thread.
 pub type Subscriber = Box<dyn MutEventSubscriber + Send>;
 
-/// A running event loop with one device on it.
+/// A thread for one device.
 pub struct Worker {
+    name: &'static str,
+    running: bool,
     stop: EventFd,
+    /// Closed to end the thread.
+    devices: Option<Sender<Subscriber>>,
+    /// Hears of every device that the thread has let go of.
+    released: Receiver<()>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -33,40 +51,81 @@ impl MutEventSubscriber for Stopper {
 }
 
 impl Worker {
-    /// Starts a thread called `name` (at most 15 bytes) and runs `device` on it.
-    pub fn spawn(name: &'static str, device: Subscriber) -> io::Result<Self> {
+    /// Starts an idle thread called `name` (at most 15 bytes), which calls `confine` first of all.
+    pub fn new(name: &'static str, confine: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let stop = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
         let seen = stop.try_clone()?;
-        let mut events = EventManager::<Subscriber>::new().map_err(io::Error::other)?;
-        events.add_subscriber(Box::new(Stopper(stop.try_clone()?)));
+        let (devices, waiting) = channel::<Subscriber>();
+        let (release, released) = channel();
         let run = move || {
-            events.add_subscriber(device);
-            // Between two turns of the loop nothing is in flight, so this is where a stop may happen.
-            while seen.read().is_err() {
-                if let Err(error) = events.run() {
+            confine();
+            for device in waiting {
+                if let Err(error) = serve(device, &seen) {
                     log::error!("virtio-{name}: event loop: {error}; the device stops");
-                    return;
                 }
+                // Nobody listens only if the worker is being dropped.
+                let _ = release.send(());
             }
         };
         let thread = thread::Builder::new().name(name.into()).spawn(run)?;
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self { name, running: false, stop, devices: Some(devices), released, thread: Some(thread) })
+    }
+
+    /// Runs a device on the thread, which must be idle.
+    pub fn start(&mut self, device: Subscriber) -> Result<(), StartError> {
+        assert!(!self.running, "the transport stops a device before it starts it again");
+        let sent = self.devices.as_ref().is_some_and(|devices| devices.send(device).is_ok());
+        if !sent {
+            let error = io::Error::other("its thread has ended");
+            return Err(StartError::Worker { device: self.name, error });
+        }
+        self.running = true;
+        Ok(())
+    }
+
+    /// Stops the device, if one runs, and waits until the thread has let go of it.
+    pub fn stop(&mut self) {
+        if !self.running {
+            return;
+        }
+        self.running = false;
+        if self.stop.write(1).is_err() || self.released.recv().is_err() {
+            log::error!("virtio-{}: its worker ended by a panic", self.name);
+        }
+        // A loop that failed by itself has left the bell ringing.
+        let _ = self.stop.read();
     }
 }
 
+/// Runs the loop of one device until the stop event.
+fn serve(device: Subscriber, stop: &EventFd) -> io::Result<()> {
+    let mut events = EventManager::<Subscriber>::new().map_err(io::Error::other)?;
+    events.add_subscriber(Box::new(Stopper(stop.try_clone()?)));
+    events.add_subscriber(device);
+    // Between two turns of the loop nothing is in flight, so this is where a stop may happen.
+    while stop.read().is_err() {
+        events.run().map_err(io::Error::other)?;
+    }
+    Ok(())
+}
+
 impl Drop for Worker {
-    /// Stops the loop and waits for the thread, so that the queues are free when this returns.
     fn drop(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
-        if self.stop.write(1).is_ok() && thread.join().is_err() {
-            log::error!("a virtio worker ended by a panic");
+        self.stop();
+        self.devices = None;
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            log::error!("virtio-{}: its worker ended by a panic", self.name);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    };
 
     use super::*;
 
@@ -84,13 +143,34 @@ mod tests {
     }
 
     #[test]
-    fn dropped_worker_has_let_go_of_its_device() {
-        let bell = EventFd::new(EFD_NONBLOCK).expect("eventfd");
+    fn stopped_worker_has_let_go_of_its_device_and_takes_another() {
+        let mut worker = Worker::new("echo", || ()).expect("thread");
+        for _ in 0..3 {
+            let bell = EventFd::new(EFD_NONBLOCK).expect("eventfd");
+            let (sender, heard) = mpsc::channel();
+            worker.start(Box::new(Echo(bell.try_clone().expect("dup"), sender))).expect("start");
+            bell.write(1).expect("ring");
+            heard.recv().expect("the device heard it");
+            worker.stop();
+            assert!(heard.recv().is_err(), "the device, and its sender with it, is gone");
+        }
+    }
+
+    #[test]
+    fn thread_is_confined_before_any_device_runs() {
+        let confined = Arc::new(AtomicBool::new(false));
+        let (flag, seen) = (confined.clone(), confined.clone());
+        let mut worker = Worker::new("echo", move || flag.store(true, Ordering::SeqCst)).expect("thread");
         let (sender, heard) = mpsc::channel();
-        let worker = Worker::spawn("echo", Box::new(Echo(bell.try_clone().expect("dup"), sender))).expect("spawn");
+        let bell = EventFd::new(EFD_NONBLOCK).expect("eventfd");
         bell.write(1).expect("ring");
-        heard.recv().expect("the device heard it");
-        drop(worker);
-        assert!(heard.recv().is_err(), "the device, and its sender with it, is gone");
+        worker.start(Box::new(Echo(bell, sender))).expect("start");
+        heard.recv().expect("the device runs");
+        assert!(seen.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn worker_that_never_ran_ends() {
+        drop(Worker::new("idle", || ()).expect("thread"));
     }
 }

@@ -1,19 +1,17 @@
 //! Spawning a VMM: the first thing that a server does, before its runtime and before any other thread.
 //!
-//! Nothing is waited for. The VMM is born with its two sockets and a pipe for its log, without any environment of ours; the
-//! images it boots from are opened here, so that a missing file is told apart from a bad one.
+//! Nothing is waited for. The VMM is born in namespaces of its own (`vmm_api::spawn`); what it boots from, and KVM itself,
+//! are opened here, because its jail has no paths, and so that a missing file is told apart from a bad one.
 
 use std::{
-    fs::File,
+    fs::{File, OpenOptions},
     io,
-    os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
     time::Duration,
 };
 
 use config::{LogLevel, Machine, Spec};
-use vmm_api::{Boot, Channel, ChannelError, Client, ClientError, EventStream};
+use vmm_api::{Boot, SpawnError, Vmm};
 
 /// How long the VMM may take to answer one request. Booting reads the kernel, maybe from a cold disk.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -33,37 +31,33 @@ pub enum LaunchError {
         /// The reason.
         source: io::Error,
     },
-    /// The VMM itself.
-    #[error("cannot run the VMM {}: {source}; install nacre, or set paths.vmm in its configuration", path.display())]
-    Spawn {
-        /// The program.
+    /// The device that it runs machines with.
+    #[error("cannot open {}: {source}; load kvm_amd or kvm_intel, and run as root or in group kvm", path.display())]
+    Kvm {
+        /// Where it was looked for.
         path: PathBuf,
         /// The reason.
         source: io::Error,
     },
-    /// The sockets to it.
-    #[error("cannot make the sockets to the VMM: {0}")]
-    Channel(#[from] ChannelError),
-    /// The client on the control socket.
-    #[error("cannot prepare the VMM's control socket: {0}")]
-    Client(#[from] ClientError),
+    /// The VMM itself.
+    #[error("{0}; install nacre, or set paths.vmm in its configuration")]
+    Spawn(#[from] SpawnError),
 }
 
 /// A VMM that has been spawned and asked for nothing yet.
 #[derive(Debug)]
 pub struct Launched {
-    pub(super) child: Child,
-    pub(super) client: Client,
-    pub(super) events: EventStream,
+    pub(super) vmm: Vmm,
     pub(super) boot: Boot,
-    pub(super) images: [File; 2],
+    /// Kernel, initramfs and KVM, as [`vmm_api::Client::boot`] wants them.
+    pub(super) parts: [File; 3],
 }
 
 impl Launched {
     /// Its pid.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.vmm.child.id()
     }
 }
 
@@ -71,24 +65,10 @@ impl Launched {
 pub fn launch(spec: &Spec) -> Result<Launched, LaunchError> {
     let kernel = image("guest kernel", "kernel", &spec.paths.kernel)?;
     let agent = image("guest agent", "agent", &spec.paths.agent)?;
-    let (control, vmm_control) = Channel::pair()?;
-    let (events, vmm_events) = Channel::pair()?;
-    let child = Command::new(&spec.paths.vmm)
-        .env_clear()
-        .env("NACRE_VMM_LOG", vmm_log_level(spec.shim.log_level))
-        .stdin(vmm_control)
-        .stdout(vmm_events)
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .spawn()
-        .map_err(|source| LaunchError::Spawn { path: spec.paths.vmm.clone(), source })?;
-    Ok(Launched {
-        child,
-        client: Client::new(control, DEADLINE)?,
-        events: EventStream::new(events),
-        boot: boot(&spec.machine),
-        images: [kernel, agent],
-    })
+    let kvm = OpenOptions::new().read(true).write(true).open(&spec.paths.kvm);
+    let kvm = kvm.map_err(|source| LaunchError::Kvm { path: spec.paths.kvm.clone(), source })?;
+    let vmm = vmm_api::spawn(&spec.paths.vmm, vmm_log_level(spec.shim.log_level), DEADLINE)?;
+    Ok(Launched { vmm, boot: boot(&spec.machine), parts: [kernel, agent, kvm] })
 }
 
 /// The VMM's log goes through ours: at the default level only what went wrong is worth that.

@@ -1,7 +1,7 @@
 //! The engine that drives `nacre-vmm`.
 //!
 //! ```text
-//!   launch (before any thread) ──► Kvm::adopt ──► Booting ──Connected{1024}──► Ready ──► Ended
+//!   launch (before any thread) ──► Kvm::adopt ──► Booting: Born ► ids, boot ► Connected{1024} ──► Ready ──► Ended
 //! ```
 //!
 //! * [`launch()`] only spawns: the VM boots while containerd is still on its way to Create. What fails there is kept and
@@ -17,6 +17,7 @@ mod watch;
 
 use std::{
     collections::HashMap,
+    fs::File,
     os::fd::{AsFd, OwnedFd},
     sync::{Arc, Mutex},
     time::Duration,
@@ -29,7 +30,7 @@ use tokio::{
     task::spawn_blocking,
     time::{Instant, timeout},
 };
-use vmm_api::{ChannelError, Client, ClientError, ShareName};
+use vmm_api::{Boot, ChannelError, Client, ClientError, IdRange, ShareName, Vmm, map_ids};
 
 pub use launch::{LaunchError, Launched, launch};
 use process::{Process, follow_log};
@@ -62,6 +63,32 @@ pub struct Kvm {
     expected: Mutex<Expected>,
 }
 
+/// What a VMM gets once it has said that it is born.
+struct Birth {
+    pid: u32,
+    client: Arc<Client>,
+    boot: Boot,
+    parts: [File; 3],
+}
+
+impl Birth {
+    /// Maps its ids, then asks it to boot. Blocks.
+    fn complete(self, process: &Process) {
+        // Every id is itself, until shares are idmapped to a range (ADR-0007).
+        if let Err(error) = map_ids(self.pid, IdRange::IDENTITY) {
+            return process.kill(&format!("its user namespace cannot be given ids: {error}"));
+        }
+        let [kernel, agent, kvm] = &self.parts;
+        match self.client.boot(self.boot, [kernel.as_fd(), agent.as_fd(), kvm.as_fd()]) {
+            Ok(()) => {}
+            Err(ClientError::Refused { message, .. }) => process.kill(&cleaned(&message)),
+            // It died or hangs: its end, which the events tell, has the better reason.
+            Err(error @ ClientError::Broken(ChannelError::TimedOut)) => process.kill(&error.to_string()),
+            Err(error) => log::error!("boot: {error}"),
+        }
+    }
+}
+
 /// Streams that have been announced to the guest and have not arrived.
 #[derive(Debug)]
 struct Expected {
@@ -80,25 +107,15 @@ impl Kvm {
     /// Boots the machine and watches over it. Must be called within the runtime.
     #[must_use]
     pub fn adopt(id: &str, launched: Launched, boot_timeout: Duration) -> Arc<Self> {
-        let Launched { mut child, client, events, boot, images } = launched;
+        let Launched { vmm: Vmm { mut child, client, events }, boot, parts } = launched;
         let log = child.stderr.take().map(OwnedFd::from);
-        let client = Arc::new(client);
-        let kvm = Arc::new(Self::with(id, Phase::Booting, Some(client.clone()), Process::new(Some(child))));
+        let birth = Birth { pid: child.id(), client: Arc::new(client), boot, parts };
+        let process = Process::new(Some(child));
+        let kvm = Arc::new(Self::with(id, Phase::Booting, Some(birth.client.clone()), process));
         if let Some(log) = log {
             tokio::spawn(follow_log(kvm.process.clone(), log));
         }
-        let process = kvm.process.clone();
-        spawn_blocking(move || {
-            let [kernel, agent] = &images;
-            match client.boot(boot, kernel.as_fd(), agent.as_fd()) {
-                Ok(()) => {}
-                Err(ClientError::Refused { message, .. }) => process.kill(&cleaned(&message)),
-                // It died or hangs: its end, which the events tell, has the better reason.
-                Err(error @ ClientError::Broken(ChannelError::TimedOut)) => process.kill(&error.to_string()),
-                Err(error) => log::error!("boot: {error}"),
-            }
-        });
-        tokio::spawn(watch_over(kvm.clone(), events, Instant::now() + boot_timeout, boot_timeout));
+        tokio::spawn(watch_over(kvm.clone(), events, birth, Instant::now() + boot_timeout, boot_timeout));
         kvm
     }
 

@@ -13,7 +13,7 @@ use tokio::{
 };
 use vmm_api::{ChannelError, Event, EventStream, ExitReason};
 
-use super::{Kvm, LINGER, Phase};
+use super::{Birth, Kvm, LINGER, Phase};
 use crate::{
     engine::Sandbox,
     guest::{cleaned, stream},
@@ -27,10 +27,16 @@ const CONSOLE_SHOWN: usize = 1200;
 const VANISH: Duration = Duration::from_millis(100);
 
 /// Reads events until the machine has ended, then reaps it and says why.
-pub(super) async fn watch_over(kvm: Arc<Kvm>, events: EventStream, boot_deadline: Instant, boot_timeout: Duration) {
+pub(super) async fn watch_over(
+    kvm: Arc<Kvm>,
+    events: EventStream,
+    birth: Birth,
+    boot_deadline: Instant,
+    boot_timeout: Duration,
+) {
     // A second descriptor of the socket is what the runtime polls.
     let last = match events.as_fd().try_clone_to_owned().and_then(stream) {
-        Ok(readiness) => read_events(&kvm, &events, &readiness, boot_deadline, boot_timeout).await,
+        Ok(readiness) => read_events(&kvm, &events, birth, &readiness, boot_deadline, boot_timeout).await,
         Err(error) => {
             kvm.kill(&format!("its events cannot be read: {error}"));
             None
@@ -66,10 +72,12 @@ pub(super) async fn watch_over(kvm: Arc<Kvm>, events: EventStream, boot_deadline
 async fn read_events(
     kvm: &Kvm,
     events: &EventStream,
+    birth: Birth,
     readiness: &UnixStream,
     boot_deadline: Instant,
     boot_timeout: Duration,
 ) -> Option<String> {
+    let mut birth = Some(birth);
     loop {
         let booting = matches!(*kvm.phase.borrow(), Phase::Booting);
         let event = tokio::select! {
@@ -84,6 +92,13 @@ async fn read_events(
             }
         };
         match event {
+            Ok((Event::Born, _)) => match birth.take() {
+                Some(birth) => {
+                    let process = kvm.process.clone();
+                    spawn_blocking(move || birth.complete(&process));
+                }
+                None => log::warn!("the VMM says that it was born twice"),
+            },
             Ok((Event::Entered { at_ns }, _)) => trace::mark_at("entered", &kvm.id, at_ns),
             Ok((Event::Connected { port }, Some(fd))) => kvm.connected(port, fd),
             Ok((Event::Connected { port }, None)) => log::error!("stream on port {port} came without descriptor"),

@@ -81,7 +81,7 @@ impl Dialer {
 pub struct Vsock {
     config: [u8; 8],
     idle: Option<Parts>,
-    worker: Option<Worker>,
+    worker: Worker,
 }
 
 /// What the worker takes with it; a device that has been reset cannot be started again, since its streams are gone and
@@ -93,12 +93,12 @@ struct Parts {
 }
 
 impl Vsock {
-    /// A device whose streams from the guest go to `host`, and the way to open streams to the guest.
-    pub fn new(host: Box<dyn StreamHost>) -> io::Result<(Self, Dialer)> {
+    /// A device whose streams from the guest go to `host`, on `worker`, and the way to open streams to the guest.
+    pub fn new(host: Box<dyn StreamHost>, worker: Worker) -> io::Result<(Self, Dialer)> {
         let bell = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
         let (requests, dials) = sync_channel(MAX_DIALS);
         let dialer = Dialer { requests, bell: Arc::clone(&bell) };
-        let device = Self { config: GUEST_CID.to_le_bytes(), idle: Some(Parts { host, dials, bell }), worker: None };
+        let device = Self { config: GUEST_CID.to_le_bytes(), idle: Some(Parts { host, dials, bell }), worker };
         Ok((device, dialer))
     }
 }
@@ -121,18 +121,17 @@ impl Device for Vsock {
     }
 
     fn start(&mut self, mut activation: Activation) -> Result<(), StartError> {
-        let failed = |error| StartError::Worker { device: "vsock", error };
-        let parts = self.idle.take().ok_or_else(|| failed(io::Error::other("the device was reset")))?;
+        let reset = || StartError::Worker { device: "vsock", error: io::Error::other("the device was reset") };
+        let parts = self.idle.take().ok_or_else(reset)?;
         let transmit = activation.queues.remove(TRANSMIT);
         let receive = activation.queues.remove(RECEIVE);
         let mux = Mux::new(parts.host, FIRST_STREAM);
         let switch = Switch { transmit, receive, mux, dials: parts.dials, bell: parts.bell };
-        self.worker = Some(Worker::spawn("vsock", Box::new(switch)).map_err(failed)?);
-        Ok(())
+        self.worker.start(Box::new(switch))
     }
 
     fn stop(&mut self) {
-        self.worker = None;
+        self.worker.stop();
     }
 }
 
