@@ -14,6 +14,7 @@ use std::{
 
 use rustix::fs::{Mode, OFlags, open};
 use serde_json::Value;
+use share_mount::{Access, ShareMountError};
 
 use crate::{
     bundle::{Bundle, CONFIG},
@@ -55,6 +56,9 @@ pub enum SpecError {
         /// The reason.
         source: io::Error,
     },
+    /// The source cannot be handed to a VMM.
+    #[error(transparent)]
+    Share(#[from] ShareMountError),
     /// Something that the guest cannot have.
     #[error("{0}")]
     Unsupported(String),
@@ -69,7 +73,7 @@ pub struct Spec(Value);
 pub struct BindMount {
     /// Index in the spec's `mounts`.
     pub index: u32,
-    /// Its source, opened with O_PATH.
+    /// Its source, as a detached mount.
     pub source: OwnedFd,
     /// No writes.
     pub read_only: bool,
@@ -114,7 +118,9 @@ impl Spec {
                 continue;
             }
             let read_only = options().any(|option| option == "ro");
-            let source = open_source(&source, text(mount, "destination"))?;
+            let recursive = options().any(|option| option == "rbind");
+            let opened = open_source(&source, text(mount, "destination"))?;
+            let source = share_mount::detach(&opened, &source, Access { read_only, recursive })?;
             binds.push(BindMount { index, source, read_only });
         }
         Ok(binds)

@@ -8,11 +8,11 @@ use std::{
 
 use devices::DialError;
 use virtiofs::{Limits, ShareError, ShareTree};
+use vmm::jail::{JailError, Shut};
 use vmm_api::{Channel, ChannelError, Event, Failure, Reply, Request};
 
 use crate::{
     ending::Owner,
-    jail::{JailError, Shut},
     machine::{self, Machine, Parts},
 };
 

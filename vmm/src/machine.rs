@@ -9,12 +9,12 @@ use devices::{Console, Dialer, Fs, Rng, Vsock};
 use kvm::{Host, Memory, Vm, kernel, x86_64};
 use virtio::{DOORBELL_OFFSET, Device, MmioTransport, WINDOW, Worker};
 use virtiofs::ShareTree;
+use vmm::jail::{JailError, Role};
 use vmm_api::{Boot, Failure};
 
 use crate::{
     bus::Bus,
     ending::Owner,
-    jail::{JailError, Role},
     vcpu::{self, Gate},
 };
 

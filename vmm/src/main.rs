@@ -7,7 +7,6 @@
 mod bus;
 mod control;
 mod ending;
-mod jail;
 mod logger;
 mod machine;
 mod vcpu;
@@ -18,6 +17,7 @@ use std::{
     process::ExitCode,
 };
 
+use vmm::jail;
 use vmm_api::Channel;
 
 const HELP: &str = "\

@@ -10,12 +10,12 @@ use std::{
 use kvm::{Exit, Memory, Vcpu};
 use rustix::time::{ClockId, clock_gettime};
 use vm_memory::{Bytes, GuestAddress};
+use vmm::jail::Role;
 use vmm_api::{Event, ExitReason};
 
 use crate::{
     bus::{Bus, Step},
     ending::Owner,
-    jail::Role,
 };
 
 /// Where the kernel leaves the mode of a reboot, and the value of a warm one (arch/x86/kernel/reboot.c).

@@ -9,6 +9,7 @@
 //! is run to its end even if the caller goes away (see `service`): a container is whole or it does not exist.
 
 use std::{
+    io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, atomic::Ordering},
 };
@@ -20,6 +21,7 @@ use containerd_shim_protos::{
 };
 use protobuf::MessageField;
 use rustix::fs::{Mode, OFlags, open};
+use share_mount::Access;
 use tokio::{sync::watch, task::spawn_blocking};
 use vmm_api::ShareName;
 
@@ -245,7 +247,10 @@ fn prepare(bundle: &Bundle, rootfs: &[Mount], holder: &Path, id: &str) -> Result
         (path, mounted)
     };
     let opened = open(&path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-    let source = opened.map_err(|errno| TaskError::Root { path: path.clone(), source: errno.into() })?;
+    let opened = opened.map_err(|errno| TaskError::Root { path: path.clone(), source: errno.into() })?;
+    // A root that is mounted already may have mounts of its own in it, as runc's would.
+    let source = share_mount::detach(&opened, &path, Access { read_only: false, recursive: true });
+    let source = source.map_err(|error| TaskError::Root { path: path.clone(), source: io::Error::other(error) })?;
     let holder = Holder::spawn(holder, id, &path, &spec.network())?;
     // For `delete`. A bundle that cannot be written to has bigger problems, which containerd will report.
     for (name, pid) in [(HOLDER_PID, holder.pid()), (SHIM_PID, std::process::id())] {

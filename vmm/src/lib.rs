@@ -1,0 +1,4 @@
+//! The part of the VMM that is tested without a machine: its jail.
+#![forbid(unsafe_code)]
+
+pub mod jail;
