@@ -7,12 +7,14 @@
 //!   refusals      bad input: a clear error, nothing left behind
 //!   faults        things that die
 //!   lifecycle     tasks that outlive their ctr: start, kill, wait, delete
+//!   memory        what the host pays for
 //! ```
 #![forbid(unsafe_code)]
 
 mod faults;
 mod first_light;
 mod lifecycle;
+mod memory;
 mod refusals;
 mod rootfs;
 mod stdio;

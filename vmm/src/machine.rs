@@ -1,11 +1,11 @@
 //! The boot recipe: read it top to bottom.
 //!
-//! Devices are fixed at boot (ADR-0009): file system, sockets, entropy, console. Each has one page of registers from
+//! Devices are fixed at boot (ADR-0009): console, file system, sockets, entropy, balloon. Each has one page of registers from
 //! [`FIRST_WINDOW`] on and one line of the interrupt controller, both told to the kernel on its command line.
 
 use std::{os::fd::OwnedFd, sync::Arc};
 
-use devices::{Console, Dialer, Fs, Rng, Vsock};
+use devices::{Balloon, Console, Dialer, Fs, Rng, Vsock};
 use kvm::{Host, Memory, Vm, kernel, x86_64};
 use virtio::{DOORBELL_OFFSET, Device, MmioTransport, WINDOW, Worker};
 use virtiofs::ShareTree;
@@ -140,6 +140,7 @@ fn devices(shares: &Arc<ShareTree>, owner: &Owner) -> Result<(Vec<Box<dyn Device
         Box::new(Fs::new(SHARES_TAG, Arc::clone(shares), worker("fs", Role::Files)?)),
         Box::new(vsock),
         Box::new(Rng::new(worker("rng", Role::Entropy)?)),
+        Box::new(Balloon::new(worker("balloon", Role::Balloon)?)),
     ];
     Ok((devices, dialer))
 }

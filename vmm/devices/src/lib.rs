@@ -8,14 +8,17 @@
 //! | [`Fs`] | 2 | FUSE requests | replies of the share tree | see `virtiofs`; nothing outside of the shares |
 //! | [`Vsock`] | 3 | packets | packets | fill its own streams' buffers, bounded in number and size |
 //! | [`Rng`] | 1 | nothing | host randomness | ask often: bounded by its own CPU time |
+//! | [`Balloon`] | 3 | page numbers, free blocks | nothing | lose the contents of its own pages |
 //! | [`Console`] | 2 | bytes | nothing | fill a ring of 16 KiB, over and over |
 #![forbid(unsafe_code)]
 
+mod balloon;
 mod console;
 mod fs;
 mod rng;
 mod vsock;
 
+pub use balloon::Balloon;
 pub use console::{Console, ConsoleTail};
 pub use fs::Fs;
 pub use rng::Rng;

@@ -32,6 +32,8 @@ pub enum Role {
     Console,
     /// Gives the guest entropy.
     Entropy,
+    /// Gives the guest's free memory back.
+    Balloon,
 }
 
 /// Memory, locks, the log, the end: what every thread of a Rust program does.
@@ -179,6 +181,7 @@ impl Role {
             Self::Files => &[EVERYONE, EVENT_LOOP, LOOK, FILES],
             Self::Sockets => &[EVERYONE, EVENT_LOOP, MESSAGES, STREAMS],
             Self::Console | Self::Entropy => &[EVERYONE, EVENT_LOOP],
+            Self::Balloon => &[EVERYONE, EVENT_LOOP, &[Sysno::fallocate]],
         }
     }
 }
@@ -187,7 +190,8 @@ impl Role {
 mod tests {
     use super::*;
 
-    const ALL: [Role; 6] = [Role::Control, Role::Vcpu, Role::Files, Role::Sockets, Role::Console, Role::Entropy];
+    const ALL: [Role; 7] =
+        [Role::Control, Role::Vcpu, Role::Files, Role::Sockets, Role::Console, Role::Entropy, Role::Balloon];
 
     fn may(role: Role, call: Sysno) -> bool {
         role.lists().iter().any(|list| list.contains(&call))
