@@ -7,6 +7,7 @@
 //!   refusals      bad input: a clear error, nothing left behind
 //!   faults        things that die
 //!   lifecycle     tasks that outlive their ctr: start, kill, wait, delete
+//!   machine       processors, ends
 //!   memory        what the host pays for
 //! ```
 #![forbid(unsafe_code)]
@@ -14,6 +15,7 @@
 mod faults;
 mod first_light;
 mod lifecycle;
+mod machine;
 mod memory;
 mod refusals;
 mod rootfs;
