@@ -45,8 +45,8 @@ impl Virtqueue {
     }
 
     /// The next chain, if there is one.
-    pub fn pop(&mut self) -> Option<Chain> {
-        self.queue.pop_descriptor_chain(Arc::clone(&self.memory))
+    pub fn pop(&mut self) -> Result<Option<Chain>, QueueError> {
+        Ok(self.queue.iter(Arc::clone(&self.memory))?.next())
     }
 
     /// Puts the last popped chain back: nothing of it has been used.
@@ -69,10 +69,13 @@ impl Virtqueue {
 
     /// Runs `serve` on every chain, with doorbells off while there is work and a last look after they are on again.
     /// `serve` returns how many bytes it wrote.
+    ///
+    /// Ends for any ring: an index that promises more chains than the queue has entries breaks the queue, instead of
+    /// being looked at again for ever.
     pub fn drain(&mut self, mut serve: impl FnMut(&Memory, Chain) -> u32) -> Result<(), QueueError> {
         loop {
             self.queue.disable_notification(self.memory.as_ref())?;
-            while let Some(chain) = self.pop() {
+            while let Some(chain) = self.pop()? {
                 let head = chain.head_index();
                 let written = serve(&Arc::clone(&self.memory), chain);
                 self.push(head, written)?;

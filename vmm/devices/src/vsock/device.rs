@@ -174,7 +174,7 @@ impl Switch {
     fn speak(&mut self) -> Result<(), QueueError> {
         let mut spoken = false;
         while self.mux.has_output() {
-            let Some(chain) = self.receive.pop() else {
+            let Some(chain) = self.receive.pop()? else {
                 if self.receive.await_more()? {
                     continue;
                 }

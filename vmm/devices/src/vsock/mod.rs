@@ -26,6 +26,8 @@
 //! | malformed packets, other socket types | dropped or reset, counted in no buffer |
 mod connection;
 mod device;
+#[cfg(test)]
+mod hostile;
 mod mux;
 mod packet;
 mod span;

@@ -76,6 +76,12 @@ impl Mux {
         }
     }
 
+    /// How many streams there are.
+    #[cfg(test)]
+    pub fn connections(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Takes a packet from the guest.
     pub fn receive(&mut self, header: &Header, payload: Span<'_>) {
         let key = header.key;

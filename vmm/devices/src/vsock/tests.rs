@@ -45,21 +45,23 @@ impl StreamHost for Owner {
 }
 
 /// The guest's driver, as far as a test needs one.
-struct Guest {
-    memory: Arc<Memory>,
-    mux: Mux,
-    streams: Receiver<(u32, UnixStream)>,
-    window: u32,
-    taken: u32,
+pub struct Guest {
+    pub memory: Arc<Memory>,
+    pub mux: Mux,
+    pub streams: Receiver<(u32, UnixStream)>,
+    pub window: u32,
+    pub taken: u32,
+    /// How much the device has taken, as it last said of any stream.
+    pub told: u32,
 }
 
 /// What the device said: operation, flags, payload.
-type Said = (u16, u32, Vec<u8>);
+pub type Said = (u16, u32, Vec<u8>);
 
-fn guest() -> Guest {
+pub fn guest() -> Guest {
     let (keep, streams) = channel();
     let memory = Arc::new(Memory::from_ranges(&[(GuestAddress(0), 0x10_0000)]).expect("memory"));
-    Guest { memory, mux: Mux::new(Box::new(Owner(Some(keep))), 16), streams, window: 1 << 16, taken: 0 }
+    Guest { memory, mux: Mux::new(Box::new(Owner(Some(keep))), 16), streams, window: 1 << 16, taken: 0, told: 0 }
 }
 
 fn key(guest_port: u32) -> Key {
@@ -81,7 +83,7 @@ fn chain(memory: &Arc<Memory>, length: usize, writable: bool) -> Chain {
 }
 
 impl Guest {
-    fn send(&mut self, key: Key, operation: u16, flags: u32, payload: &[u8]) {
+    pub fn send(&mut self, key: Key, operation: u16, flags: u32, payload: &[u8]) {
         let length = payload.len() as u32;
         // What we write as the host is what a guest writes but for the two ids and ports, which change places.
         let header = Header { key, operation, flags, length, window: self.window, taken: self.taken };
@@ -98,7 +100,7 @@ impl Guest {
     }
 
     /// Lets the device speak until it falls silent.
-    fn hear(&mut self) -> Vec<(Key, Said)> {
+    pub fn hear(&mut self) -> Vec<(Key, Said)> {
         let mut said = Vec::new();
         while self.mux.has_output() {
             let mut room =
@@ -107,13 +109,14 @@ impl Guest {
             if let Some(header) = self.mux.speak(&room) {
                 let mut payload = vec![0; header.length as usize];
                 self.memory.read_slice(&mut payload, GuestAddress(PAYLOAD_AT)).expect("payload");
+                self.told = header.taken;
                 said.push((header.key, (header.operation, header.flags, payload)));
             }
         }
         said
     }
 
-    fn open(&mut self, key: Key) -> (u32, UnixStream) {
+    pub fn open(&mut self, key: Key) -> (u32, UnixStream) {
         self.send(key, OP_REQUEST, 0, &[]);
         let answers = self.hear();
         assert_eq!(answers, [(key, (OP_RESPONSE, 0, vec![]))]);
