@@ -17,6 +17,7 @@ LAB := $(CARGO_TARGET_DIR)/release/lab
 TARGET := x86_64-unknown-linux-gnu
 STATIC := -C target-feature=+crt-static -C relocation-model=static
 
+comma := ,
 say = @echo "==> $(1)" >&2
 
 .PHONY: help demo test check unit house vm bench lab build kernel agent needs lab-ready install clean
@@ -35,11 +36,11 @@ agent: needs ## build the guest agent and its initramfs
 	@guest-agent/initramfs --out $(NACRE_CACHE)/nacre-agent.cpio
 
 build: kernel agent ## build everything and lay it out as it is installed, in the cache
-	$(call say,building shim and VMM)
-	@RUSTFLAGS='$(STATIC)' cargo build --release --quiet --target $(TARGET) -p shim -p vmm
+	$(call say,building shim$(comma) VMM and the nacre command)
+	@RUSTFLAGS='$(STATIC)' cargo build --release --quiet --target $(TARGET) -p shim -p vmm -p node
 	built=$(CARGO_TARGET_DIR)/$(TARGET)/release
 	mkdir -p $(BIN) $(LIB)
-	install -m 755 $$built/containerd-shim-nacre-v2 $(BIN)/
+	install -m 755 $$built/containerd-shim-nacre-v2 $$built/nacre $(BIN)/
 	install -m 755 $$built/nacre-holder $$built/nacre-vmm $(LIB)/
 	install -m 644 $(NACRE_CACHE)/nacre-agent.cpio $(NACRE_CACHE)/kernel/vmlinux $(LIB)/
 
@@ -51,7 +52,7 @@ lab-ready: needs
 lab: build lab-ready ## a shell in the lab, with Nacre installed
 	@$(LAB) shell --stage $(STAGE)
 
-demo: build lab-ready ## show the main job: containers in microVMs, through containerd
+demo: build ## show the main job: containers in microVMs, on this host if its KVM can, else in the lab
 	@tests/demo/run $(LAB) $(STAGE)
 
 test: check unit vm ## formatting, clippy, house rules, unit tests, then VM tests in the lab

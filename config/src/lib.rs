@@ -1,17 +1,27 @@
 //! What an operator may choose, and what it means.
 //!
 //! ```text
-//!   /etc/nacre/config.toml ──► raw (as written; unknown keys refused by name) ──► spec (checked, defaults filled in)
+//!   defaults ◄─ /etc/nacre/config.toml ◄─ runtime options ◄─ annotations of the pod        the later word counts
+//!                      │                       │                    │
+//!                      └──────────────► raw (as written) ◄──────────┘
+//!                                          │ ranges
+//!                                          ▼
+//!                           Effective: spec, and the origin of each value
 //! ```
 //!
-//! * The file is optional: without it every key has its default. `NACRE_CONFIG` names another file, which then must
-//!   exist: a typing error in a path must not silently mean "defaults".
+//! * The file is optional: without it every key has its default. `NACRE_CONFIG`, or `ConfigPath` of the runtime options
+//!   before it, names another file, which then must exist: a typing error in a path must not silently mean "defaults".
+//! * The file and the options are the operator's; annotations are the pod's, and count only where the operator allows it
+//!   ([`annotations`]).
 //! * Failure paths: a file that cannot be read, text that is not TOML, a key that does not exist, a value out of
-//!   range. Each error names the file, the line, the key and the legal range, because its reader sees it as the answer
-//!   to `ctr run`, far from this file.
+//!   range, an annotation that is not allowed. Each error names the place, the key and the legal range, because its reader
+//!   sees it as the answer to `ctr run`, far from this file.
 //! * Invariant: a [`Spec`] is legal as a whole; nobody downstream checks a range again.
 #![forbid(unsafe_code)]
 
+pub mod annotations;
+pub mod options;
+mod origin;
 mod raw;
 mod spec;
 
@@ -20,13 +30,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub use options::{Asked, Options};
+pub use origin::{Effective, Origin};
 pub use spec::{LogLevel, Machine, Paths, Shim, Spec};
 
-/// Where the file is looked for when `NACRE_CONFIG` does not say otherwise.
+/// Where the file is looked for when nobody says otherwise.
 pub const DEFAULT_FILE: &str = "/etc/nacre/config.toml";
 
 /// The environment variable that names another file.
 pub const FILE_VARIABLE: &str = "NACRE_CONFIG";
+
+/// What errors call the body of the runtime options, which is no file.
+const BODY: &str = "runtime options (ConfigBody)";
 
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -65,46 +80,107 @@ pub enum ConfigError {
         /// What may be written.
         legal: &'static str,
     },
+    /// An annotation that exists, and is not for this host's pods to set.
+    #[error(
+        "annotation {name} is not allowed on this host; the operator can add it to annotations.allow in {DEFAULT_FILE}"
+    )]
+    ForbiddenAnnotation {
+        /// The annotation.
+        name: String,
+    },
+    /// An annotation of ours that does not exist.
+    #[error("annotation {name} does not exist; there are {}", annotations::LEGAL)]
+    UnknownAnnotation {
+        /// The annotation.
+        name: String,
+    },
+    /// An annotation with an illegal value.
+    #[error("annotation {name} = {value:?} is not legal; it must be {legal}")]
+    IllegalAnnotation {
+        /// The annotation.
+        name: String,
+        /// What was written.
+        value: String,
+        /// What may be written.
+        legal: &'static str,
+    },
+    /// What a pod asks for cannot be read.
+    #[error("cannot read {}, which says what the pod asks for: {source}", file.display())]
+    Bundle {
+        /// The file.
+        file: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
 }
 
-/// Loads the configuration that the environment asks for.
-pub fn load() -> Result<Spec, ConfigError> {
-    match env::var_os(FILE_VARIABLE) {
-        Some(file) => read(Path::new(&file)),
+/// What is in force for a pod that asks for `asked`.
+pub fn load(asked: &Asked) -> Result<Effective, ConfigError> {
+    let mut effective = match chosen_file(&asked.options) {
+        Some(file) => read(&file)?,
         None => match read(Path::new(DEFAULT_FILE)) {
             Err(ConfigError::Unreadable { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                Ok(Spec::default())
+                Effective::default()
             }
-            other => other,
+            other => other?,
         },
-    }
+    };
+    adopt(&mut effective, asked)?;
+    Ok(effective)
+}
+
+/// The file that was asked for by name.
+fn chosen_file(options: &Options) -> Option<PathBuf> {
+    let path = Some(&options.config_path).filter(|path| !path.is_empty());
+    path.map(PathBuf::from).or_else(|| env::var_os(FILE_VARIABLE).map(PathBuf::from))
 }
 
 /// Loads one file, which must exist.
-pub fn read(file: &Path) -> Result<Spec, ConfigError> {
+pub fn read(file: &Path) -> Result<Effective, ConfigError> {
     let text = fs::read_to_string(file).map_err(|source| ConfigError::Unreadable { file: file.to_owned(), source })?;
     parse(file, &text)
 }
 
-/// Parses the text of `file`, whose name appears in errors only.
-pub fn parse(file: &Path, text: &str) -> Result<Spec, ConfigError> {
-    let raw: raw::Raw = toml::from_str(text).map_err(|error| {
-        let offset = error.span().map_or(0, |span| span.start);
-        let (line, written) = line_at(text, offset);
-        ConfigError::Malformed {
-            file: file.to_owned(),
-            line,
-            text: written.to_owned(),
-            message: error.message().to_owned(),
-        }
-    })?;
-    spec::check(raw).map_err(|illegal| ConfigError::Illegal {
+/// Parses the text of `file`, whose name appears in errors and origins only.
+pub fn parse(file: &Path, text: &str) -> Result<Effective, ConfigError> {
+    let mut effective = Effective::default();
+    let raw = raw::file(text).map_err(|error| malformed(file, text, &error))?;
+    let origin = |offset| Origin::File { file: file.to_owned(), line: line_at(text, offset).0 };
+    effective.apply(raw, origin).map_err(|value| illegal(file, text, value))?;
+    Ok(effective)
+}
+
+/// Adds what the options' body and the annotations say.
+fn adopt(effective: &mut Effective, asked: &Asked) -> Result<(), ConfigError> {
+    let (body, text) = (Path::new(BODY), asked.options.config_body.as_str());
+    if !text.is_empty() {
+        let (raw, ignored) = raw::options_table(text).map_err(|error| malformed(body, text, &error))?;
+        let origin = |offset| Origin::Options { line: line_at(text, offset).0 };
+        effective.apply(raw, origin).map_err(|value| illegal(body, text, value))?;
+        effective.ignore(ignored);
+    }
+    for (name, value) in &asked.annotations {
+        let raw = annotations::read(name, value, &effective.spec.allowed_annotations)?;
+        effective.apply(raw, |_| Origin::Annotation(name.clone())).map_err(|illegal| {
+            ConfigError::IllegalAnnotation { name: name.clone(), value: value.clone(), legal: illegal.legal }
+        })?;
+    }
+    Ok(())
+}
+
+fn malformed(file: &Path, text: &str, error: &toml::de::Error) -> ConfigError {
+    let (line, written) = line_at(text, error.span().map_or(0, |span| span.start));
+    ConfigError::Malformed {
         file: file.to_owned(),
-        line: line_at(text, illegal.offset).0,
-        key: illegal.key,
-        value: illegal.value,
-        legal: illegal.legal,
-    })
+        line,
+        text: written.to_owned(),
+        message: error.message().to_owned(),
+    }
+}
+
+fn illegal(file: &Path, text: &str, illegal: spec::Illegal) -> ConfigError {
+    let spec::Illegal { key, value, legal, offset } = illegal;
+    ConfigError::Illegal { file: file.to_owned(), line: line_at(text, offset).0, key, value, legal }
 }
 
 /// The number and the text of the line that holds byte `offset`.
@@ -115,68 +191,4 @@ fn line_at(text: &str, offset: usize) -> (usize, &str) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    fn parsed(text: &str) -> Result<Spec, ConfigError> {
-        parse(Path::new("/etc/nacre/config.toml"), text)
-    }
-
-    fn complaint(text: &str) -> String {
-        parsed(text).expect_err("must be refused").to_string()
-    }
-
-    #[test]
-    fn empty_file_means_the_defaults() {
-        let spec = parsed("").expect("legal");
-        assert_eq!(spec, Spec::default());
-        assert_eq!((spec.machine.vcpus, spec.machine.memory_mib), (1, 256));
-        assert_eq!(spec.shim.boot_timeout, Duration::from_secs(30));
-    }
-
-    #[test]
-    fn every_key_of_the_sample_is_legal() {
-        let sample = include_str!("../default.toml");
-        let uncommented: String = sample
-            .lines()
-            .map(|line| line.strip_prefix("#:").unwrap_or(line))
-            .map(|line| format!("{line}\n"))
-            .collect();
-        assert_eq!(parsed(sample).expect("sample is legal"), Spec::default());
-        let spec = parsed(&uncommented).expect("sample with every key set is legal");
-        assert_eq!(spec.paths.kernel, Path::new("/usr/local/lib/nacre/vmlinux"));
-    }
-
-    #[test]
-    fn unknown_key_is_named_with_its_line() {
-        let text = complaint("[machine]\nvcpus = 2\nmemory = 512\n");
-        assert!(text.starts_with("/etc/nacre/config.toml:3: unknown field `memory`"), "{text}");
-    }
-
-    #[test]
-    fn wrong_type_shows_the_line_as_written() {
-        let text = complaint("[machine]\nvcpus = \"two\"\n");
-        assert!(text.contains("config.toml:2: ") && text.contains("`vcpus = \"two\"`"), "{text}");
-    }
-
-    #[test]
-    fn value_out_of_range_names_key_and_range() {
-        let text = complaint("\n[machine]\nvcpus = 33\n");
-        assert_eq!(text, "/etc/nacre/config.toml:3: machine.vcpus = 33 is not legal; it must be 1 to 32");
-        assert!(complaint("[machine]\nmemory_mib = 63\n").contains("64 to 65536"));
-        assert!(complaint("[shim]\nboot_timeout_s = 0\n").contains("shim.boot_timeout_s"));
-    }
-
-    #[test]
-    fn path_must_be_absolute() {
-        assert!(complaint("[paths]\nvmm = \"nacre-vmm\"\n").contains("paths.vmm = nacre-vmm"));
-    }
-
-    #[test]
-    fn file_asked_for_by_name_must_exist() {
-        let text = read(Path::new("/nonexistent/nacre.toml")).expect_err("absent").to_string();
-        assert!(text.contains("/nonexistent/nacre.toml"), "{text}");
-    }
-}
+mod tests;

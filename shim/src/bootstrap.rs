@@ -37,15 +37,16 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
+use config::Options;
 use containerd_shim_protos::bootstrap_api::BootstrapParams;
-use protobuf::{CodedInputStream, Message, rt::skip_field_for_tag, well_known_types::any::Any};
+use protobuf::{Message, well_known_types::any::Any};
 use rustix::fs::Mode;
 use sha2::{Digest, Sha256};
 
 use crate::{
     bundle::{Bundle, SHIM_PID},
     flags::Flags,
-    trace,
+    options, trace,
 };
 
 /// Where sockets go unless containerd says otherwise.
@@ -53,9 +54,6 @@ const SOCKET_DIRECTORY: &str = "/run/containerd/s";
 
 /// The longest path that fits into a Unix address, with its terminator.
 const SOCKET_PATH_MAX: usize = 106;
-
-/// `string config_path = 2` of `runtimeoptions.v1.Options`: the field's number and its wire type.
-const CONFIG_PATH_TAG: u32 = 2 << 3 | 2;
 
 /// Largest input that is read from containerd, as containerd's own limit.
 const INPUT_MAX: u64 = 10 << 20;
@@ -101,8 +99,8 @@ pub struct Launch {
     pub socket_directory: Option<String>,
     /// containerd logs at debug level.
     pub debug: bool,
-    /// A configuration file for this pod alone (`ctr run --runtime-config-path`, CRI's `ConfigPath`).
-    pub config: Option<String>,
+    /// What the operator wrote about this runtime (`ctr run --runtime-config-path`, CRI's and Docker's `options`).
+    pub options: Options,
 }
 
 impl Launch {
@@ -120,30 +118,19 @@ impl Launch {
                     .filter(|address| !address.is_empty())
                     .or(legacy.ttrpc_address),
                 socket_directory: params.socket_dir.filter(|directory| !directory.is_empty()),
-                config: params.extensions.iter().find_map(|extension| config_path(&extension.value)),
+                options: params
+                    .extensions
+                    .iter()
+                    .find_map(|extension| options::decode(&extension.value))
+                    .unwrap_or_default(),
             },
             _ => {
-                legacy.config = Any::parse_from_bytes(stdin).ok().and_then(|options| config_path(&options));
+                let options = Any::parse_from_bytes(stdin).ok().and_then(|any| options::decode(&any));
+                legacy.options = options.unwrap_or_default();
                 legacy
             }
         }
     }
-}
-
-/// The configuration file that runtime options name. Options of other types (CRI may send runc's) and other fields are
-/// not for us.
-fn config_path(options: &Any) -> Option<String> {
-    if !options.type_url.ends_with("runtimeoptions.v1.Options") {
-        return None;
-    }
-    let mut fields = CodedInputStream::from_bytes(&options.value);
-    while let Some(tag) = fields.read_raw_tag_or_eof().ok()? {
-        if tag == CONFIG_PATH_TAG {
-            return fields.read_string().ok().filter(|path| !path.is_empty());
-        }
-        skip_field_for_tag(tag, &mut fields).ok()?;
-    }
-    None
 }
 
 /// The whole action. The result is what goes to standard output.
@@ -168,6 +155,7 @@ pub fn start(flags: &Flags) -> Result<String, BootstrapError> {
             let _ = fs::remove_file(&socket);
             error
         };
+        leave_options(&bundle, &launch.options).map_err(undo)?;
         let mut server = spawn_server(&launch, flags, group.as_deref(), &socket, listener).map_err(undo)?;
         if let Err(error) = leave_traces(&bundle, &address, &server) {
             let _ = server.kill();
@@ -241,12 +229,17 @@ fn spawn_server(
     if let Some(address) = &launch.ttrpc_address {
         command.env(TTRPC_ADDRESS, address);
     }
-    if let Some(config) = &launch.config {
-        command.env("NACRE_CONFIG", config);
-    }
     command.stdin(OwnedFd::from(listener)).stdout(Stdio::null()).stderr(Stdio::null());
     // Own process group: a signal to containerd's group is not meant for the pod.
     command.process_group(0).spawn().map_err(|source| BootstrapError::Spawn { path: program, source })
+}
+
+/// The server reads them there, and so does whoever wants to know later.
+fn leave_options(bundle: &Bundle, options: &Options) -> Result<(), BootstrapError> {
+    if options.is_empty() {
+        return Ok(());
+    }
+    options.write(bundle.directory()).map_err(file("leave the runtime options in", bundle.directory()))
 }
 
 fn leave_traces(bundle: &Bundle, address: &str, server: &Child) -> Result<(), BootstrapError> {
@@ -272,6 +265,7 @@ fn file(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BootstrapE
 
 #[cfg(test)]
 mod tests {
+    use config::Options;
     use containerd_shim_protos::bootstrap_api::Extension;
     use protobuf::{EnumOrUnknown, MessageField};
 
@@ -311,7 +305,7 @@ mod tests {
             ttrpc_address: Some("/new.ttrpc".into()),
             socket_directory: Some("/run/s".into()),
             debug: true,
-            config: None,
+            options: Options::default(),
         };
         assert_eq!(launch, expected);
     }
@@ -337,12 +331,12 @@ mod tests {
         let value = vec![0x0a, 1, b't', 0x12, 2, b'/', b'c'];
         let any = Any { type_url: "runtimeoptions.v1.Options".into(), value, ..Any::default() };
         let launch = Launch::interpret(&any.write_to_bytes().expect("encodes"), &flags(), None);
-        assert_eq!(launch.config.as_deref(), Some("/c"));
+        assert_eq!(launch.options.config_path, "/c");
         let foreign = Any { type_url: "containerd.runc.v1.Options".into(), ..any.clone() };
         let extensions = [foreign, any].map(|any| Extension { value: MessageField::some(any), ..Extension::default() });
         let new = BootstrapParams { extensions: extensions.into(), ..params() };
         let launch = Launch::interpret(&new.write_to_bytes().expect("encodes"), &flags(), None);
-        assert_eq!(launch.config.as_deref(), Some("/c"));
+        assert_eq!(launch.options.config_path, "/c");
     }
 
     #[test]

@@ -17,6 +17,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use config::Asked;
 use containerd_shim_protos::api::DeleteResponse;
 use nix::mount::{MntFlags, umount2};
 use protobuf::{Message, MessageField, well_known_types::timestamp::Timestamp};
@@ -24,6 +25,7 @@ use protobuf::{Message, MessageField, well_known_types::timestamp::Timestamp};
 use crate::{
     bundle::{Bundle, HOLDER_PID, ROOTFS, SHIM_PID, VMM_PID},
     flags::Flags,
+    log_file,
 };
 
 /// What a killed container exits with: 128 + SIGKILL.
@@ -42,12 +44,17 @@ pub fn delete(flags: &Flags) -> Vec<u8> {
     };
     let address = bundle.address();
     let shared = address.as_deref().is_some_and(|address| bundle.shares(address));
+    // A server that ends by itself takes its record along, and prunes its log itself.
+    let crashed = bundle.recorded(SHIM_PID).is_some();
     if !shared {
         end(&bundle, VMM_PID);
         end(&bundle, SHIM_PID);
         if let Some(socket) = address.as_deref().and_then(|address| address.strip_prefix("unix://")) {
             let _ = fs::remove_file(socket);
         }
+    }
+    if !shared && crashed {
+        prune_logs(&bundle);
     }
     let pid = end(&bundle, HOLDER_PID);
     let _ = umount2(&bundle.path(ROOTFS), MntFlags::MNT_DETACH);
@@ -59,6 +66,16 @@ fn end(bundle: &Bundle, name: &str) -> Option<u32> {
     process.kill(PATIENCE);
     bundle.forget(name);
     Some(process.pid)
+}
+
+/// The log of a pod whose shim was killed stays, but not for ever.
+fn prune_logs(bundle: &Bundle) {
+    let asked = Asked::in_bundle(bundle.directory()).unwrap_or_default();
+    // Illegal settings: the server has logged where the defaults say.
+    let shim = config::load(&asked.operators()).unwrap_or_default().spec.shim;
+    if let Some(directory) = &shim.log_dir {
+        log_file::prune(directory, shim.log_keep);
+    }
 }
 
 fn response(pid: u32) -> Vec<u8> {

@@ -1,8 +1,10 @@
-//! The log: lines into the bundle's `log` fifo, which containerd copies into its own log.
+//! The log: lines into the bundle's `log` fifo, which containerd copies into its own log, and into the pod's log file.
 //!
 //! Nobody may be reading: containerd restarts, or has stopped. The fifo is therefore opened for reading and writing
 //! (never EPIPE, never a blocking open) and non-blocking: a full pipe loses lines and never stalls the pod. Standard
 //! error stays silent always. Lines have logrus's form, as containerd's own.
+//!
+//! The file ([`LogFile`]) is there as soon as the settings say where; what was said before is in the fifo only.
 
 use std::{
     fmt::Write as _,
@@ -10,31 +12,60 @@ use std::{
     io::Write as _,
     os::unix::fs::OpenOptionsExt,
     path::Path,
+    sync::OnceLock,
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use config::LogLevel;
-use log::{LevelFilter, Log, Metadata, Record};
+use config::{LogLevel, Shim};
+use log::{Level, LevelFilter, Log, Metadata, Record};
 use rustix::fs::OFlags;
 
-struct FifoLog {
-    fifo: File,
-    id: String,
+use crate::log_file::LogFile;
+
+/// The logger of this process.
+#[derive(Debug, Default)]
+struct Logger {
+    fifo: OnceLock<File>,
+    file: OnceLock<LogFile>,
+    id: OnceLock<String>,
 }
 
-/// Sends everything that this process logs to `fifo`. Without a fifo the process logs nothing.
+static LOGGER: Logger = Logger { fifo: OnceLock::new(), file: OnceLock::new(), id: OnceLock::new() };
+
+/// Sends everything that this process logs to `fifo`. Without a fifo it goes to the log file alone.
 pub fn install(fifo: &Path, id: &str) {
     let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
-    let opened = OpenOptions::new().read(true).write(true).custom_flags(nonblocking).open(fifo);
-    if let Ok(fifo) = opened
-        && log::set_boxed_logger(Box::new(FifoLog { fifo, id: id.to_owned() })).is_ok()
-    {
+    if let Ok(fifo) = OpenOptions::new().read(true).write(true).custom_flags(nonblocking).open(fifo) {
+        let _ = LOGGER.fifo.set(fifo);
+    }
+    let _ = LOGGER.id.set(id.to_owned());
+    // The one logger of the process, set once.
+    if log::set_logger(&LOGGER).is_ok() {
         log::set_max_level(LevelFilter::Info);
     }
 }
 
+/// Begins the pod's log file, and logs as much as the settings say.
+pub fn configure(settings: &Shim, namespace: &str, id: &str) {
+    set_level(settings.log_level);
+    let Some(directory) = &settings.log_dir else { return };
+    // Ids come again: a later pod's log must not be mixed with an earlier one's.
+    let began: String = rfc3339(SystemTime::now()).chars().filter(char::is_ascii_alphanumeric).collect();
+    match LogFile::create(directory, &format!("{namespace}_{id}_{began}"), settings.log_max_kib) {
+        Ok(file) => drop(LOGGER.file.set(file)),
+        Err(error) => log::warn!("no log file in {} (shim.log_dir): {error}", directory.display()),
+    }
+}
+
+/// The pod is gone: decides about its log file.
+pub fn finish(settings: &Shim) {
+    if let Some(file) = LOGGER.file.get() {
+        file.finish(settings.log_level >= LogLevel::Debug, settings.log_keep);
+    }
+}
+
 /// Sets how much is logged.
-pub fn set_level(level: LogLevel) {
+fn set_level(level: LogLevel) {
     log::set_max_level(match level {
         LogLevel::Error => LevelFilter::Error,
         LogLevel::Warn => LevelFilter::Warn,
@@ -44,15 +75,24 @@ pub fn set_level(level: LogLevel) {
     });
 }
 
-impl Log for FifoLog {
+impl Log for Logger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.level() <= log::max_level()
     }
 
     fn log(&self, record: &Record<'_>) {
+        if !self.enabled(record.metadata()) {
+            return;
+        }
+        let id = self.id.get().map_or("", String::as_str);
+        let line = line(SystemTime::now(), id, record);
         // One write per line: lines of several threads do not mix, and a line is in the pipe as a whole or not at all.
-        let line = line(SystemTime::now(), &self.id, record);
-        let _ = (&self.fifo).write(line.as_bytes());
+        if let Some(mut fifo) = self.fifo.get() {
+            let _ = fifo.write(line.as_bytes());
+        }
+        if let Some(file) = self.file.get() {
+            file.append(&line, record.level() <= Level::Warn);
+        }
     }
 
     fn flush(&self) {}

@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 
-use config::Spec;
+use config::{Asked, Effective, Spec};
 use nix::sys::signal::{SigSet, Signal};
 use rustix::fs::{Mode, OFlags, open};
 use tokio::time::{sleep, timeout};
@@ -81,17 +81,38 @@ fn run(flags: &Flags, bundle: &Bundle) -> Result<(), ServeError> {
     let listener = take_listener().map_err(ServeError::Listener)?;
     logger::install(&bundle.path(LOG), &flags.id);
     let isolated = rootfs::isolate().map_err(|error| error.to_string());
-    let spec = config::load().map_err(|error| error.to_string());
-    let spec = isolated.and(spec);
-    let launched = spec.as_ref().map_err(String::clone).and_then(|spec| launch(spec, bundle, flags));
-    if let Ok(spec) = &spec {
-        logger::set_level(spec.shim.log_level);
+    let asked = Asked::in_bundle(bundle.directory());
+    let effective = asked.as_ref().map_err(ToString::to_string).and_then(|asked| {
+        let effective = config::load(asked);
+        effective.map_err(|error| error.to_string())
+    });
+    let effective = isolated.and(effective);
+    let launched = effective.as_ref().map_err(String::clone).and_then(|known| launch(&known.spec, bundle, flags));
+    let asked = asked.unwrap_or_default();
+    let spec = &match &effective {
+        Ok(effective) => effective.spec.clone(),
+        // Where to log is the operator's word, also when the pod asked for what it may not have.
+        Err(_) => config::load(&asked.operators()).unwrap_or_default().spec,
+    };
+    // After the launch: the log file must not keep the VM waiting.
+    logger::configure(&spec.shim, &flags.namespace, &flags.id);
+    if let Ok(effective) = &effective {
+        tell(effective);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ServeError::Runtime)?;
-    let outcome = runtime.block_on(answer(flags, bundle, listener, spec.unwrap_or_default(), launched));
+    let outcome = runtime.block_on(answer(flags, bundle, listener, spec, asked, launched));
     // Not dropped: a blocking call into a hung file system must not keep a finished process alive.
     runtime.shutdown_background();
+    logger::finish(&spec.shim);
     outcome
+}
+
+/// What whoever reads the log asks first.
+fn tell(effective: &Effective) {
+    log::info!("settings: {}", effective.summary());
+    if !effective.ignored.is_empty() {
+        log::info!("runtime options that are not Nacre's: {}; ignored", effective.ignored.join(", "));
+    }
 }
 
 /// Ignores what a service manager sends to a whole unit. Blocking is inherited by every thread; spawned programs start
@@ -126,7 +147,8 @@ async fn answer(
     flags: &Flags,
     bundle: &Bundle,
     listener: UnixListener,
-    spec: Spec,
+    spec: &Spec,
+    asked: Asked,
     launched: Result<Launched, String>,
 ) -> Result<(), ServeError> {
     let sandbox = match launched {
@@ -138,7 +160,8 @@ async fn answer(
     };
     let (events, items) = Queue::new(&flags.namespace);
     tokio::spawn(publish(items, std::env::var(TTRPC_ADDRESS).ok().filter(|address| !address.is_empty())));
-    let tasks = Tasks::new(sandbox.clone(), events.clone(), spec.paths.holder, !flags.group.is_empty());
+    let holder = spec.paths.holder.clone();
+    let tasks = Tasks::new(sandbox.clone(), events.clone(), holder, asked, !flags.group.is_empty());
     let ending = Arc::new(Ending::default());
     let listener = Listener::try_from(listener).map_err(ServeError::Listener)?;
     let mut server = Server::new().add_listener(listener).register_service(TaskService::register(&tasks, &ending));

@@ -26,6 +26,7 @@ use crate::{
     cleanup::timestamp,
     engine::Sandbox,
     error::TaskError,
+    options,
     task::{
         Create, StdioNames, Tasks,
         state::{Exit, State},
@@ -80,6 +81,7 @@ impl<S: Sandbox> Task for TaskService<S> {
             stdio: StdioNames { stdin: request.stdin, stdout: request.stdout, stderr: request.stderr },
             terminal: request.terminal,
             checkpoint: request.checkpoint,
+            options: request.options.as_ref().and_then(options::decode),
         };
         let pid = to_the_end(async move { tasks.create(create).await }).await?;
         Ok(CreateTaskResponse { pid, ..CreateTaskResponse::default() })

@@ -7,6 +7,7 @@
 //! Invariant: entries of `mounts` keep their order and number, because the agent finds a share's mount by its index.
 
 use std::{
+    collections::BTreeMap,
     fs, io,
     os::{fd::OwnedFd, unix::fs::FileTypeExt},
     path::{Path, PathBuf},
@@ -59,6 +60,17 @@ pub enum SpecError {
     /// The source cannot be handed to a VMM.
     #[error(transparent)]
     Share(#[from] ShareMountError),
+    /// An annotation that comes too late.
+    #[error(
+        "annotation {name} = {value:?} asks for another machine than the one that the pod's first container has got; \
+         set it on the pod"
+    )]
+    Late {
+        /// The annotation.
+        name: String,
+        /// What it says.
+        value: String,
+    },
     /// Something that the guest cannot have.
     #[error("{0}")]
     Unsupported(String),
@@ -124,6 +136,18 @@ impl Spec {
             binds.push(BindMount { index, source, read_only });
         }
         Ok(binds)
+    }
+
+    /// Refuses annotations that the pod's machine was not built for: it cannot be changed any more.
+    pub fn must_fit(&self, built_for: &BTreeMap<String, String>) -> Result<(), SpecError> {
+        let annotations = self.0.get("annotations").and_then(Value::as_object).into_iter().flatten();
+        for (name, value) in annotations.filter(|(name, _)| name.starts_with(config::annotations::PREFIX)) {
+            let value = value.as_str().unwrap_or_default();
+            if built_for.get(name).map(String::as_str) != Some(value) {
+                return Err(SpecError::Late { name: name.clone(), value: value.to_owned() });
+            }
+        }
+        Ok(())
     }
 
     /// What the agent gets.

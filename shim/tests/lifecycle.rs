@@ -20,8 +20,8 @@ use containerd_shim_protos::{
         CreateTaskRequest, DeleteRequest, DeleteResponse, Empty, ExecProcessRequest, KillRequest, PidsRequest,
         ShutdownRequest, StartRequest, StateRequest, Status, WaitRequest,
     },
-    bootstrap_api::BootstrapParams,
-    protobuf::Message,
+    bootstrap_api::{BootstrapParams, Extension},
+    protobuf::{Message, well_known_types::any::Any},
     shim::{event::Envelope, events::ForwardRequest},
     shim_async::{Events, TaskClient, create_events},
     types::mount::Mount,
@@ -52,6 +52,8 @@ struct Daemon {
     directory: tempfile::TempDir,
     events: Arc<Recorder>,
     _server: Server,
+    /// The runtime's table of options in containerd's configuration.
+    options: &'static str,
 }
 
 /// One container's bundle and the connection to its shim.
@@ -78,7 +80,7 @@ impl Daemon {
         let config = format!(
             "[paths]\nvmm = \"{}\"\nholder = \"{HOLDER}\"\nkernel = \"{root}/vmlinux\"\nagent = \"{root}/agent\"\n\
              kvm = \"/dev/null\"\n\
-             [machine]\nkernel_cmdline = \"{cmdline}\"\n[shim]\nboot_timeout_s = 2\n",
+             [machine]\nkernel_cmdline = \"{cmdline}\"\n[shim]\nboot_timeout_s = 2\nlog_dir = \"{root}/log\"\n",
             stub.display()
         );
         fs::write(directory.path().join("config.toml"), config).expect("write");
@@ -89,7 +91,7 @@ impl Daemon {
             .expect("bind")
             .register_service(create_events(events.clone()));
         server.start().await.expect("serve events");
-        Some(Self { directory, events, _server: server })
+        Some(Self { directory, events, _server: server, options: "" })
     }
 
     fn bundle(&self, id: &str, args: &[&str], annotations: &str) -> PathBuf {
@@ -110,6 +112,7 @@ impl Daemon {
             namespace: "test".into(),
             containerd_ttrpc_address: self.directory.path().join("ttrpc").display().to_string(),
             socket_dir: Some(self.directory.path().join("s").display().to_string()),
+            extensions: vec![Extension { value: Some(self.runtime_options()).into(), ..Default::default() }],
             ..BootstrapParams::default()
         };
         let mut command = Command::new(SHIM);
@@ -134,6 +137,19 @@ impl Daemon {
         }
         drop(stdin);
         child.wait_with_output().expect("wait")
+    }
+
+    /// As CRI makes them of its table.
+    fn runtime_options(&self) -> Any {
+        // config_body = 3
+        let value = [&[0x1a, u8::try_from(self.options.len()).expect("short")], self.options.as_bytes()].concat();
+        Any { type_url: "runtimeoptions.v1.Options".into(), value, ..Any::default() }
+    }
+
+    /// The text of all log files.
+    fn logs(&self) -> Vec<String> {
+        let files = fs::read_dir(self.directory.path().join("log")).into_iter().flatten().flatten();
+        files.map(|file| fs::read_to_string(file.path()).expect("readable")).collect()
     }
 
     async fn start(&self, id: &str, args: &[&str], annotations: &str) -> Pod {
@@ -287,6 +303,7 @@ async fn container_lives_and_leaves_nothing() {
     assert_eq!(daemon.topics(), ["create", "start", "exit", "delete"]);
     assert_eq!(daemon.delete(&pod, "c1").exit_status, 137);
     daemon.assert_nothing_left();
+    assert!(daemon.logs().is_empty(), "a pod that ended well takes its log with it");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -503,4 +520,24 @@ fn start_without_a_bundle_explains_itself_and_exits_nonzero() {
     assert!(text.contains("config.json"), "{text}");
     let mode = fs::metadata(SHIM).expect("exists").permissions().mode();
     assert_ne!(mode & 0o111, 0);
+}
+
+#[tokio::test]
+async fn options_and_annotations_reach_the_machine_and_its_end_is_in_the_log() {
+    let Some(mut daemon) = Daemon::new("").await else { return };
+    daemon.options = "SystemdCgroup = true\n[annotations]\nallow = [\"dev.nacre.kernel_cmdline\"]\n";
+    let pod = daemon.start("c1", &["true"], r#""dev.nacre.kernel_cmdline":"stub=panic""#).await;
+    let refused = pod.create("c1", Path::new("")).await.expect_err("the guest panics");
+    assert!(refused.to_string().contains("Kernel panic - not syncing: stub"), "{refused}");
+    pod.shutdown("c1").await;
+    let logs = daemon.logs().concat();
+    for text in ["annotation dev.nacre.kernel_cmdline", "SystemdCgroup; ignored", "Kernel panic - not syncing: stub"] {
+        assert!(logs.contains(text), "{text} is not in: {logs}");
+    }
+    daemon.options = "";
+    let pod = daemon.start("c2", &["true"], r#""dev.nacre.vcpus":"2""#).await;
+    let refused = pod.create("c2", Path::new("")).await.expect_err("not allowed").to_string();
+    assert!(refused.contains("dev.nacre.vcpus") && refused.contains("annotations.allow"), "{refused}");
+    pod.shutdown("c2").await;
+    daemon.assert_nothing_left();
 }

@@ -6,6 +6,7 @@
 //!   stdio         bytes in, bytes out, end of file, order
 //!   refusals      bad input: a clear error, nothing left behind
 //!   faults        things that die
+//!   operator      options, annotations, `nacre check` and `ps`, logs
 //!   lifecycle     tasks that outlive their ctr: start, kill, wait, delete
 //!   machine       processors, ends
 //!   memory        what the host pays for
@@ -17,6 +18,7 @@ mod first_light;
 mod lifecycle;
 mod machine;
 mod memory;
+mod operator;
 mod refusals;
 mod rootfs;
 mod stdio;

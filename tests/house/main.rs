@@ -19,7 +19,7 @@ fn root() -> PathBuf {
 /// All Rust sources of the workspace, as paths relative to its root.
 fn sources() -> Vec<PathBuf> {
     let mut found = Vec::new();
-    for top in ["config", "shim", "vmm", "virtiofs", "guest-agent", "tests"] {
+    for top in ["config", "shim", "vmm", "virtiofs", "guest-agent", "node", "tests"] {
         walk(&root().join(top), &mut found);
     }
     assert!(found.len() > 50, "the sources are where this test looks for them");

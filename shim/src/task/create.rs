@@ -15,6 +15,7 @@ use std::{
 };
 
 use agent_proto::{CreateContainerRequest, ShareMount, Stdio};
+use config::Options;
 use containerd_shim_protos::{
     events::task::{TaskCreate, TaskIO},
     types::mount::Mount,
@@ -64,6 +65,8 @@ pub struct Create {
     pub terminal: bool,
     /// Restore instead of create.
     pub checkpoint: String,
+    /// Runtime options, if there are any for us.
+    pub options: Option<Options>,
 }
 
 /// What a container has on the host. Fields are removed from first to last.
@@ -118,6 +121,13 @@ impl<S: Sandbox> Tasks<S> {
                 "checkpoint: a VM's container cannot be restored from CRIU images".into(),
             ));
         }
+        if request.options.as_ref().is_some_and(|options| *options != self.asked.options) {
+            // The operator may have changed them since the pod was started, and its containers must still restart.
+            log::warn!(
+                "the runtime options of container {} are not those that the pod's VM was built with; they are ignored",
+                request.id
+            );
+        }
         let task = self.reserve(&request)?;
         // Nobody can contend for a new task's turn before it is in the table with it taken.
         let _turn = task.turn.lock().await;
@@ -163,8 +173,13 @@ impl<S: Sandbox> Tasks<S> {
         let StdioNames { stdin, stdout, stderr } = &request.stdio;
         let ends = Ends::open(stdin, stdout, stderr).await?;
         let (bundle, rootfs) = (task.bundle.clone(), request.rootfs.clone());
-        let (holder, id) = (self.holder.clone(), request.id.clone());
-        let prepared = spawn_blocking(move || prepare(&bundle, &rootfs, &holder, &id)).await;
+        let (holder, id, asked) = (self.holder.clone(), request.id.clone(), self.asked.annotations.clone());
+        let prepared = spawn_blocking(move || {
+            let spec = Spec::read(&bundle)?;
+            spec.must_fit(&asked)?;
+            prepare(&spec, &bundle, &rootfs, &holder, &id)
+        });
+        let prepared = prepared.await;
         let Prepared { spec, root, volumes, holder, mounted } =
             prepared.map_err(|_cancelled| TaskError::Invalid("the shim is shutting down".into()))??;
         let pid = holder.pid();
@@ -235,8 +250,7 @@ impl<S: Sandbox> Tasks<S> {
 }
 
 /// The host's part: it blocks, and needs no VM.
-fn prepare(bundle: &Bundle, rootfs: &[Mount], holder: &Path, id: &str) -> Result<Prepared, TaskError> {
-    let spec = Spec::read(bundle)?;
+fn prepare(spec: &Spec, bundle: &Bundle, rootfs: &[Mount], holder: &Path, id: &str) -> Result<Prepared, TaskError> {
     let for_guest = spec.for_guest()?;
     let volumes = spec.bind_mounts(bundle)?;
     let (path, mounted) = if rootfs.is_empty() {

@@ -25,6 +25,7 @@ use std::{
     },
 };
 
+use config::Asked;
 use containerd_shim_protos::events::task::{TaskDelete, TaskExit, TaskStart};
 use protobuf::MessageField;
 use tokio::sync::watch;
@@ -85,6 +86,8 @@ pub struct Tasks<S> {
     events: Queue,
     /// The holder's program.
     holder: PathBuf,
+    /// What the machine was built for.
+    asked: Asked,
     /// Set if further containers may join this pod.
     grouped: bool,
     table: Mutex<HashMap<String, Arc<Task>>>,
@@ -111,9 +114,9 @@ impl Task {
 impl<S: Sandbox> Tasks<S> {
     /// No containers yet.
     #[must_use]
-    pub fn new(sandbox: Arc<S>, events: Queue, holder: PathBuf, grouped: bool) -> Arc<Self> {
+    pub fn new(sandbox: Arc<S>, events: Queue, holder: PathBuf, asked: Asked, grouped: bool) -> Arc<Self> {
         let (table, shares) = (Mutex::default(), AtomicU32::new(0));
-        Arc::new(Self { sandbox, events, holder, grouped, table, shares })
+        Arc::new(Self { sandbox, events, holder, asked, grouped, table, shares })
     }
 
     /// Lets a created container run; its pid.

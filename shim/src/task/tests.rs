@@ -130,7 +130,8 @@ impl Pod {
         fs::set_permissions(&holder, fs::Permissions::from_mode(0o755)).expect("chmod");
         let (queue, events) = Queue::new("default");
         let fake = Arc::new(Fake::default());
-        let tasks = Tasks::new(fake.clone(), queue, holder, grouped);
+        let asked = Asked { annotations: [("dev.nacre.vcpus".into(), "2".into())].into(), ..Asked::default() };
+        let tasks = Tasks::new(fake.clone(), queue, holder, asked, grouped);
         Self { directory, fake, tasks, events }
     }
 
@@ -392,4 +393,27 @@ async fn close_io_is_harmless_at_any_time() {
     pod.create("c1").await;
     pod.tasks.close_stdin("c1").expect("no stdin at all");
     pod.tasks.close_stdin("c1").expect("again");
+}
+
+#[tokio::test]
+async fn annotations_that_the_machine_was_not_built_for_are_refused_and_its_own_are_fine() {
+    let pod = Pod::grouped(true);
+    for (id, annotation, fits) in [("c1", r#""dev.nacre.vcpus":"2""#, true), ("c2", r#""dev.nacre.vcpus":"4""#, false)]
+    {
+        let request = pod.request(id);
+        let config = format!(r#"{{"root":{{"path":"rootfs"}},"annotations":{{{annotation},"other":"x"}}}}"#);
+        fs::write(request.bundle.join("config.json"), config).expect("write");
+        let created = pod.tasks.create(request).await;
+        match created {
+            Ok(_) => assert!(fits),
+            Err(error) => {
+                let text = error.to_string();
+                assert!(
+                    !fits && text.contains("dev.nacre.vcpus = \"4\"") && text.contains("first container"),
+                    "{text}"
+                );
+                assert_eq!(error.code(), Code::INVALID_ARGUMENT);
+            }
+        }
+    }
 }

@@ -31,9 +31,11 @@
 mod channel;
 mod client;
 mod message;
+mod probe;
 mod spawn;
 
 pub use channel::{Channel, ChannelError, MAX_FDS, MAX_MESSAGE};
 pub use client::{Client, ClientError, EventStream};
 pub use message::{Boot, CONSOLE_TAIL_MAX, Event, ExitReason, Failure, InvalidShareName, Reply, Request, ShareName};
+pub use probe::{PROBE_FLAG, Probe};
 pub use spawn::{IdRange, SpawnError, Vmm, map_ids, spawn};

@@ -24,6 +24,7 @@ mod host;
 mod irq;
 pub mod kernel;
 mod memory;
+pub mod probe;
 pub mod trap;
 mod vcpu;
 mod vm;

@@ -61,6 +61,8 @@ pub struct Kvm {
     client: Option<Arc<Client>>,
     process: Arc<Process>,
     expected: Mutex<Expected>,
+    /// The VMM has its ids: the jail closes at its first request, whichever that is, and cannot without them.
+    mapped: watched::Sender<bool>,
 }
 
 /// What a VMM gets once it has said that it is born.
@@ -69,6 +71,7 @@ struct Birth {
     client: Arc<Client>,
     boot: Boot,
     parts: [File; 3],
+    mapped: watched::Sender<bool>,
 }
 
 impl Birth {
@@ -78,6 +81,7 @@ impl Birth {
         if let Err(error) = map_ids(self.pid, IdRange::IDENTITY) {
             return process.kill(&format!("its user namespace cannot be given ids: {error}"));
         }
+        self.mapped.send_replace(true);
         let [kernel, agent, kvm] = &self.parts;
         match self.client.boot(self.boot, [kernel.as_fd(), agent.as_fd(), kvm.as_fd()]) {
             Ok(()) => {}
@@ -109,9 +113,11 @@ impl Kvm {
     pub fn adopt(id: &str, launched: Launched, boot_timeout: Duration) -> Arc<Self> {
         let Launched { vmm: Vmm { mut child, client, events }, boot, parts } = launched;
         let log = child.stderr.take().map(OwnedFd::from);
-        let birth = Birth { pid: child.id(), client: Arc::new(client), boot, parts };
+        let mapped = watched::Sender::new(false);
+        let birth = Birth { pid: child.id(), client: Arc::new(client), boot, parts, mapped: mapped.clone() };
         let process = Process::new(Some(child));
-        let kvm = Arc::new(Self::with(id, Phase::Booting, Some(birth.client.clone()), process));
+        let kvm = Self::with(id, Phase::Booting, Some(birth.client.clone()), process);
+        let kvm = Arc::new(Self { mapped, ..kvm });
         if let Some(log) = log {
             tokio::spawn(follow_log(kvm.process.clone(), log));
         }
@@ -126,6 +132,7 @@ impl Kvm {
             client,
             process: Arc::new(process),
             expected: Mutex::new(Expected { next: FIRST_STDIO_PORT, slots: HashMap::new() }),
+            mapped: watched::Sender::new(false),
         }
     }
 
@@ -179,6 +186,11 @@ impl Kvm {
             return Err(error.clone());
         }
         let Some(client) = self.client.clone() else { return Err(self.ended().await) };
+        let mut mapped = self.mapped.subscribe();
+        tokio::select! {
+            _ = mapped.wait_for(|mapped| *mapped) => {}
+            error = self.ended() => return Err(error),
+        }
         let object = format!("share {name}");
         match spawn_blocking(move || call(&client, name)).await {
             Ok(Ok(())) => Ok(()),

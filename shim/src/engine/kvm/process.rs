@@ -8,6 +8,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use log::Level;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, BufReader},
     net::unix::pipe,
@@ -79,11 +80,29 @@ pub(super) async fn follow_log(process: Arc<Process>, log: OwnedFd) {
             Ok(0) | Err(_) => return,
             Ok(_) => {
                 let text = cleaned(String::from_utf8_lossy(&line).trim_end());
-                log::info!("vmm: {text}");
+                log::log!(severity(&text), "vmm: {text}");
                 if !text.is_empty() {
                     *locked(&process.last_words) = text;
                 }
             }
         }
+    }
+}
+
+/// The level that a line of the VMM's names; what names none is an accident of the process, and worth a warning.
+fn severity(line: &str) -> Level {
+    let name = line.strip_prefix("nacre-vmm: ").and_then(|rest| rest.split_once(':'));
+    name.and_then(|(level, _)| level.parse().ok()).unwrap_or(Level::Warn)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_vmm_keep_their_level() {
+        assert_eq!(severity("nacre-vmm: ERROR: virtio-fs: gone"), Level::Error);
+        assert_eq!(severity("nacre-vmm: INFO: the guest powered off"), Level::Info);
+        assert_eq!(severity("thread 'vcpu0' panicked at src/x.rs:1"), Level::Warn);
     }
 }

@@ -15,6 +15,7 @@ mod mptable;
 mod registers;
 
 use kvm_bindings::CpuId;
+use vm_memory::GuestMemoryError;
 
 pub use boot_params::BootError;
 
@@ -32,7 +33,8 @@ const BOOT_STACK: u64 = 0x8ff0;
 const PAGE_TABLES: u64 = 0x9000;
 const CMDLINE: u64 = 0x2_0000;
 const MP_TABLE: u64 = 0x9_fc00;
-const HIGH_MEMORY: u64 = 0x10_0000;
+/// The first address of RAM that nothing of a PC's lies in.
+pub(crate) const HIGH_MEMORY: u64 = 0x10_0000;
 
 /// Writes everything that the kernel reads from memory: tables, memory map, command line.
 pub fn write_tables(memory: &Memory, loaded: &Loaded, cmdline: &str, vcpus: u8) -> Result<(), BootError> {
@@ -50,9 +52,19 @@ pub fn cpuid_template(host: &Host, vcpus: u8) -> Result<CpuId, HostError> {
 
 /// Brings a new processor into the state from which it can run.
 pub fn prepare(vcpu: &Vcpu, template: &CpuId, loaded: &Loaded) -> Result<(), VmError> {
+    prepare_at(vcpu, template, loaded.entry)
+}
+
+/// The same for a payload that is no kernel.
+pub(crate) fn prepare_at(vcpu: &Vcpu, template: &CpuId, entry: u64) -> Result<(), VmError> {
     cpuid::set(vcpu, template)?;
     registers::set_msrs(vcpu)?;
     lapic::set_local_interrupts(vcpu)?;
     // The others are put into their first state by the kernel's SIPI.
-    if vcpu.index() == 0 { registers::set_boot_state(vcpu, loaded.entry) } else { Ok(()) }
+    if vcpu.index() == 0 { registers::set_boot_state(vcpu, entry) } else { Ok(()) }
+}
+
+/// Writes what a payload needs that is no kernel: segments, and page tables that map the first GiB one to one.
+pub(crate) fn write_flat_tables(memory: &Memory) -> Result<(), GuestMemoryError> {
+    registers::write_gdt_and_page_tables(memory)
 }
