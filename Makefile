@@ -20,7 +20,7 @@ STATIC := -C target-feature=+crt-static -C relocation-model=static
 comma := ,
 say = @echo "==> $(1)" >&2
 
-.PHONY: help demo test check unit house vm bench lab build kernel agent needs lab-ready install clean
+.PHONY: help demo test check unit house vm count bench lab build kernel agent needs lab-ready install clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -55,7 +55,7 @@ lab: build lab-ready ## a shell in the lab, with Nacre installed
 demo: build ## show the main job: containers in microVMs, on this host if its KVM can, else in the lab
 	@tests/demo/run $(LAB) $(STAGE)
 
-test: check unit vm ## formatting, clippy, house rules, unit tests, then VM tests in the lab
+test: check unit vm count ## formatting, clippy, house rules, unit tests, VM tests in the lab, counted figures
 
 check: needs
 	$(call say,formatting and clippy)
@@ -69,6 +69,10 @@ unit: needs
 vm: build lab-ready
 	$(call say,VM tests in the lab)
 	@tests/lab/cases $(LAB) $(STAGE)
+
+count: build lab-ready ## count what a start costs, and fail if it has become dearer
+	$(call say,counting a start in the lab)
+	@tests/perf/count $(LAB) $(STAGE)
 
 bench: build lab-ready ## count what a start costs, beside runc and pvisor
 	@tests/perf/bench $(LAB) $(STAGE) $(NACRE_CACHE)/bench

@@ -44,12 +44,12 @@ impl Run {
     }
 }
 
-/// Measures and writes the figures to `out`.
-pub fn to_file(out: &str) -> Result<(), String> {
+/// Measures the contenders of these names, or all, and writes the figures to `out`.
+pub fn to_file(out: &str, names: &[&str]) -> Result<(), String> {
     let trace = env::var("NACRE_TRACE").map_err(|_| "set NACRE_TRACE, here and for containerd, to a file")?;
     let mut runs = BTreeMap::new();
     let mut measured_phases = None;
-    for contender in &contender::ALL {
+    for contender in contender::ALL.iter().filter(|one| names.is_empty() || names.contains(&one.name)) {
         let rounds = rounds(contender)?;
         if contender.ours() {
             let mut by_length: Vec<&Run> = rounds.iter().collect();

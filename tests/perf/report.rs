@@ -54,7 +54,7 @@ fn save(folder: &Path, boots: &[Measured]) -> Result<(), String> {
     plot::draw(&folder.join("start.svg"), &boots[0])
 }
 
-fn read(run: &str) -> Result<Measured, String> {
+pub fn read(run: &str) -> Result<Measured, String> {
     let text = fs::read_to_string(run).map_err(|error| format!("cannot read {run}: {error}"))?;
     serde_json::from_str(&text).map_err(|error| format!("{run}: {error}"))
 }
