@@ -25,7 +25,7 @@ use rustix::{
     process::{Resource, Rlimit, chdir, chroot, setrlimit, umask},
 };
 
-use crate::{net, root::DEVICES};
+use crate::{devices::DEVICES, net};
 
 /// Where shares appear.
 pub const SHARES: &str = "/run/nacre/shares";

@@ -36,7 +36,7 @@ use rustix::{
     thread::{Gid, Uid, set_no_new_privs, set_thread_res_gid, set_thread_res_uid},
 };
 
-use crate::{credentials, entrypoint, net, root, spec::Plan, sys};
+use crate::{credentials, devices, entrypoint, net, root, spec::Plan, sys};
 
 /// Parent to child: the id maps are written.
 pub const MAPPED: u8 = b'M';
@@ -187,7 +187,7 @@ fn build_root(plan: &Plan, shares: &Path) -> Result<(), Failure> {
     for (mount, tree) in plan.mounts.iter().zip(&trees) {
         root::make(mount, tree.as_ref()).map_err(during(format_args!("mount on {:?}", mount.destination)))?;
     }
-    root::make_devices(&plan.mounts, &old).map_err(during("make the device nodes in /dev"))?;
+    devices::make(&plan.mounts, &plan.devices, &old).map_err(during("make the device nodes in /dev"))?;
     root::leave_old_root(&old).map_err(during("leave the agent's root"))?;
     for (name, value) in &plan.sysctls {
         fs::write(Path::new("/proc/sys").join(name), value).map_err(during(format_args!("set sysctl {name:?}")))?;

@@ -21,6 +21,7 @@ pub mod boot;
 pub mod cgroup;
 pub mod container;
 pub mod credentials;
+pub mod devices;
 pub mod entrypoint;
 pub mod init;
 pub mod link;

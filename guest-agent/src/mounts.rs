@@ -7,7 +7,7 @@
 use std::{
     ffi::CString,
     fmt,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 /// One mount, checked.
@@ -34,6 +34,13 @@ pub enum What {
     Share {
         /// Its name.
         name: String,
+        /// `rbind` and not `bind`.
+        recursive: bool,
+    },
+    /// A path of the guest's own: what a bind of the host's /proc, /sys or /dev becomes.
+    Own {
+        /// Absolute, in the agent's root.
+        path: PathBuf,
         /// `rbind` and not `bind`.
         recursive: bool,
     },
@@ -127,6 +134,9 @@ pub fn plan(written: &oci_spec::runtime::Mount, share: Option<String>) -> Result
     let source = written.source().clone().unwrap_or_else(|| kind.into());
     let what = match share {
         Some(name) => What::Share { name, recursive: !is("bind") || is("rbind") },
+        None if (kind == "bind" || is("bind") || is("rbind")) && is_guests_own(&source) => {
+            What::Own { path: source, recursive: !is("bind") || is("rbind") }
+        }
         None if kind == "bind" || is("bind") || is("rbind") => {
             return Err(PlanError::NoShare { r#source: SourceText(source), destination });
         }
@@ -143,6 +153,12 @@ pub fn plan(written: &oci_spec::runtime::Mount, share: Option<String>) -> Result
     let data = mount.apply_options(options);
     mount.data = text(data, &mount.destination)?;
     Ok(mount)
+}
+
+/// Whether a path of the host means the guest's own kernel, and holds no way out of the directory it names.
+fn is_guests_own(path: &Path) -> bool {
+    let plain = path.components().all(|part| !matches!(part, Component::ParentDir));
+    plain && ["/proc", "/sys", "/dev"].iter().any(|own| path.starts_with(own))
 }
 
 fn text(text: String, destination: &Path) -> Result<CString, PlanError> {

@@ -3,7 +3,7 @@
 //! Order in the child, which is alone in a new mount namespace (a copy of the agent's):
 //!
 //! ```text
-//!   open_share ──▶ enter_root ──▶ make each, in order ──▶ make_devices ──▶ leave_old_root ──▶ make_readonly, mask
+//!   open_share ──▶ enter_root ──▶ make each, in order ──▶ devices::make ──▶ leave_old_root ──▶ make_readonly, mask
 //!   (clone the      (bind, pivot;   (tmpfs, proc, …,
 //!    share's tree)   the old root    moved-in clones)
 //!                    lies under)
@@ -25,7 +25,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{CWD, FileType, Mode, OFlags, makedev, mknodat, open, symlink},
+    fs::{CWD, FileType, Mode, OFlags, makedev, open},
     io::Errno,
     mount::{
         MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, mount_bind,
@@ -45,14 +45,19 @@ pub fn propagate(propagation: Propagation, path: &Path) -> rustix::io::Result<()
     mount_change(path, MountPropagationFlags::from_bits_retain((propagation.flag | recursive) as _))
 }
 
-/// A detached copy of a share's mount with the mount's attributes, or `None` for a mount that is no share.
+/// A detached copy of what a mount shows (a share, or a path of the guest's own) with the mount's attributes, or `None`
+/// for a new file system.
 pub fn open_share(mount: &Mount, shares: &Path) -> io::Result<Option<OwnedFd>> {
-    let What::Share { name, recursive } = &mount.what else { return Ok(None) };
+    let (path, recursive) = match &mount.what {
+        What::Share { name, recursive } => (shares.join(name), recursive),
+        What::Own { path, recursive } => (path.clone(), recursive),
+        What::FileSystem { .. } => return Ok(None),
+    };
     let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     if *recursive {
         flags |= OpenTreeFlags::AT_RECURSIVE;
     }
-    let tree = open_tree(CWD, shares.join(name), flags)?;
+    let tree = open_tree(CWD, path, flags)?;
     let attributes = attributes(mount.flags);
     if attributes != 0 {
         sys::set_mount_attributes(tree.as_fd(), attributes, 0, mount.flags_recursive)?;
@@ -102,11 +107,11 @@ fn attach(what: &Mount, tree: Option<&OwnedFd>) -> rustix::io::Result<()> {
             let data = (!what.data.is_empty()).then_some(what.data.as_c_str());
             mount(source.as_c_str(), &what.destination, kind, MountFlags::from_bits_retain(what.flags as _), data)
         }
-        (What::Share { .. }, Some(tree)) => {
+        (What::Share { .. } | What::Own { .. }, Some(tree)) => {
             let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_SYMLINKS;
             move_mount(tree, "", CWD, &what.destination, flags)
         }
-        (What::Share { .. }, None) => Err(Errno::BADF),
+        (What::Share { .. } | What::Own { .. }, None) => Err(Errno::BADF),
     }
 }
 
@@ -123,50 +128,6 @@ fn make_mount_point(path: &Path, tree: Option<&OwnedFd>) -> io::Result<()> {
         fs::create_dir_all(parent)?;
     }
     fs::OpenOptions::new().create(true).append(true).open(path).map(drop)
-}
-
-/// Device nodes that every container has: name, major, minor.
-pub const DEVICES: [(&str, u32, u32); 6] =
-    [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
-
-/// Links that every container has in /dev.
-const DEVICE_LINKS: [(&str, &str); 5] = [
-    ("/proc/self/fd", "/dev/fd"),
-    ("/proc/self/fd/0", "/dev/stdin"),
-    ("/proc/self/fd/1", "/dev/stdout"),
-    ("/proc/self/fd/2", "/dev/stderr"),
-    ("pts/ptmx", "/dev/ptmx"),
-];
-
-/// Fills /dev, unless a share is mounted there, which is then used as it is.
-pub fn make_devices(mounts: &[Mount], old_root: &OwnedFd) -> io::Result<()> {
-    let on_dev = mounts.iter().rev().find(|mount| mount.destination == Path::new("/dev"));
-    if on_dev.is_some_and(|mount| matches!(mount.what, What::Share { .. })) {
-        return Ok(());
-    }
-    for (name, major, minor) in DEVICES {
-        let path = format!("/dev/{name}");
-        match mknodat(CWD, &path, FileType::CharacterDevice, Mode::from_raw_mode(0o666), makedev(major, minor)) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(Errno::PERM | Errno::ACCESS) => bind_device(&path, name, old_root)?,
-            Err(error) => return Err(error.into()),
-        }
-    }
-    for (target, link) in DEVICE_LINKS {
-        match symlink(target, link) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
-}
-
-/// Where nodes cannot be made (a user namespace, a shared root), the agent's own is bound.
-fn bind_device(path: &str, name: &str, old_root: &OwnedFd) -> io::Result<()> {
-    let tree =
-        open_tree(old_root, format!("dev/{name}"), OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?;
-    fs::OpenOptions::new().create(true).append(true).open(path)?;
-    Ok(move_mount(&tree, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
 /// Makes the mount at `path` read-only, leaving its other attributes; with `bind`, makes it a mount first. A path

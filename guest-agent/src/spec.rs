@@ -4,10 +4,10 @@
 //! means "default" and nothing that only a host can act on. Three kinds of things are in a spec:
 //! - acted on: everything that has a field in [`Plan`];
 //! - without meaning in the guest, dropped: AppArmor and SELinux labels, hooks (they ran on the host), the host's
-//!   cgroup path, device cgroup rules and host devices (the guest has only the default ones), CPU and memory node
-//!   lists and block I/O limits (numbers of the host's CPUs and disks), swap (the guest has none), `root.path`;
+//!   cgroup path, device cgroup rules (the guest has no device worth guarding), devices of the host's hardware, CPU and
+//!   memory node lists and block I/O limits (numbers of the host's CPUs and disks), swap (the guest has none), `root.path`;
 //! - impossible, refused by name: a terminal (until the protocol has one), a bind mount of a host path that has no
-//!   share, a file system type that the guest does not serve, a time namespace.
+//!   share and is not below /proc, /sys or /dev (there the guest's own is bound), a file system type that the guest does not serve, a time namespace.
 //!
 //! Namespaces: a type without `path` is created. A type with `path` means "the pod's", which is the agent's own: the
 //! pod's NICs appear there. The pod's process namespace is that of its sandbox container, if it has one. The sandbox
@@ -25,6 +25,7 @@ use rustix::process::{Resource, Rlimit};
 use crate::{
     cgroup,
     credentials::{Credentials, capability_bits},
+    devices,
     mounts::{self, Mount, Propagation},
     seccomp,
 };
@@ -62,6 +63,8 @@ pub struct Plan {
     pub masked_paths: Vec<String>,
     /// Made read-only.
     pub readonly_paths: Vec<String>,
+    /// Nodes besides the default ones.
+    pub devices: Vec<devices::Node>,
     /// File and value in the container's cgroup.
     pub cgroup_values: Vec<(String, String)>,
     /// The process to run.
@@ -203,6 +206,7 @@ pub fn reduce(json: &[u8], root_share: &str, share_mounts: &[ShareMount]) -> Res
         sysctls: sysctls(linux.sysctl().as_ref()),
         masked_paths: linux.masked_paths().clone().unwrap_or_default(),
         readonly_paths: linux.readonly_paths().clone().unwrap_or_default(),
+        devices: devices::plan(linux.devices().as_deref().unwrap_or_default()),
         cgroup_values: linux.resources().as_ref().map(cgroup::values).transpose()?.unwrap_or_default(),
         process: plan_process(process, linux.seccomp().as_ref())?,
     })

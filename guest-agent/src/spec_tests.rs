@@ -59,6 +59,16 @@ fn a_bind_of_a_host_path_without_a_share_is_refused_by_name() {
 }
 
 #[test]
+fn a_bind_of_the_hosts_kernel_files_shows_the_guests_own() {
+    let bind = r#"{"destination":"/host/proc","type":"bind","source":"/proc","options":["rbind","ro"]}"#;
+    let plan = reduced("", "", bind).expect("reduces");
+    let own = What::Own { path: "/proc".into(), recursive: true };
+    assert_eq!(plan.mounts.first().map(|mount| &mount.what), Some(&own));
+    let escape = r#"{"destination":"/x","type":"bind","source":"/proc/../srv","options":["rbind"]}"#;
+    assert!(matches!(reduced("", "", escape), Err(Error::Mount(mounts::PlanError::NoShare { .. }))));
+}
+
+#[test]
 fn a_share_takes_the_place_of_a_binds_source() {
     let bind = r#"{"destination":"/data","type":"bind","source":"/srv/data","options":["rbind","ro","rslave"]}"#;
     let share = ShareMount { mount_index: 0, share: "v1".into(), ..Default::default() };
