@@ -435,6 +435,32 @@ async fn killed_shim_leaves_nothing_after_delete() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn server_without_container_and_bundle_ends_by_itself() {
+    let Some(daemon) = Daemon::new("").await else { return };
+    let pod = daemon.start("c1", &["true"], "").await;
+    fs::remove_dir_all(&pod.bundle).expect("remove");
+    daemon.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn server_that_hangs_is_found_although_its_bundle_is_gone() {
+    let Some(daemon) = Daemon::new("").await else { return };
+    let pod = daemon.start("c1", &["true"], "").await;
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pod.recorded("shim.pid")).expect("a pid")).expect("a pid");
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("stop");
+    for entry in fs::read_dir(&pod.bundle).expect("the bundle").flatten() {
+        let _ = fs::remove_file(entry.path());
+    }
+    let daemon = spawn_blocking(move || {
+        assert_eq!(daemon.delete(&pod, "c2").exit_status, 137);
+        assert!(!daemon.processes().is_empty(), "another container's delete leaves it alone");
+        assert_eq!(daemon.delete(&pod, "c1").exit_status, 137);
+        daemon
+    });
+    daemon.await.expect("join").assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn stale_socket_does_not_prevent_the_next_start() {
     let Some(daemon) = Daemon::new("").await else { return };
     let pod = daemon.start("c1", &["true"], "").await;
