@@ -130,11 +130,18 @@ impl Cgroup {
         fs::write(self.path.join("cgroup.kill"), "1")
     }
 
+    /// Stops all of its processes, those that are being forked included, or lets them go on; returns when they do.
+    pub async fn freeze(&self, frozen: bool) -> io::Result<()> {
+        let wanted = u8::from(frozen);
+        fs::write(self.path.join("cgroup.freeze"), wanted.to_string())?;
+        self.until(&format!("frozen {wanted}")).await
+    }
+
     /// Waits until no process is left in it, then removes it. Gone already: fine.
     pub async fn remove(&self) -> io::Result<()> {
         match fs::remove_dir(&self.path) {
             Err(error) if error.kind() == ErrorKind::ResourceBusy => {
-                self.empty().await?;
+                self.until("populated 0").await?;
                 fs::remove_dir(&self.path)
             }
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -143,10 +150,10 @@ impl Cgroup {
     }
 
     /// The kernel reports changes of cgroup.events as exceptional readiness, once per reading.
-    async fn empty(&self) -> io::Result<()> {
+    async fn until(&self, line: &str) -> io::Result<()> {
         let path = self.path.join("cgroup.events");
         let events = sys::watch_priority(fs::File::open(&path)?)?;
-        while fs::read_to_string(&path)?.contains("populated 1") {
+        while !fs::read_to_string(&path)?.contains(line) {
             events.ready(Interest::PRIORITY).await?.clear_ready();
         }
         Ok(())

@@ -10,6 +10,7 @@
 //!
 //! - A container is in the registry from the end of a successful create to the beginning of delete. What `create` made
 //!   before a failure it takes back itself.
+//! - Paused is no state of its own: the cgroup's processes do not run, and that is all. SIGKILL and delete work as ever.
 //! - "Exited" for signals is the moment of init's end; "exited" for waiters comes later, when the output is written.
 //! - Any number of waiters, at any time until delete; those who wait during a delete are answered too.
 //! - Delete from any state: it kills, then cleans up. Of an unknown id it is a success.
@@ -75,6 +76,8 @@ pub enum Error {
     Start(process::Error),
     #[error("cannot signal container {id:?}: {error}")]
     Kill { id: String, error: io::Error },
+    #[error("cannot {what} container {id:?}: {error}")]
+    Freeze { what: &'static str, id: String, error: io::Error },
     #[error("cannot write the files of container {id:?} back to the host: {error}")]
     Sync { id: String, error: io::Error },
 }
@@ -213,6 +216,16 @@ impl Containers {
     pub fn pids(&self, id: &str) -> Result<Vec<u32>, Error> {
         let container = self.get(id)?;
         container.cgroup.pids().map_err(|error| Error::Cgroup { what: "read", id: id.to_owned(), error })
+    }
+
+    /// Stops a container's processes where they are, or lets them go on.
+    pub async fn freeze(&self, id: &str, frozen: bool) -> Result<(), Error> {
+        let container = self.get(id)?;
+        if container.init.exit.borrow().is_some() {
+            return Err(Error::Finished);
+        }
+        let what = if frozen { "pause" } else { "resume" };
+        container.cgroup.freeze(frozen).await.map_err(|error| Error::Freeze { what, id: id.to_owned(), error })
     }
 
     /// Removes a container, whatever its state.

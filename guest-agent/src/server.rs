@@ -15,8 +15,8 @@ use std::{
 
 use agent_proto::{
     Agent, CreateContainerRequest, CreateContainerResponse, DeleteContainerRequest, Empty, ListProcessesRequest,
-    ListProcessesResponse, SignalContainerRequest, StartContainerRequest, WaitContainerRequest, WaitContainerResponse,
-    create_agent,
+    ListProcessesResponse, PauseContainerRequest, ResumeContainerRequest, SignalContainerRequest,
+    StartContainerRequest, WaitContainerRequest, WaitContainerResponse, create_agent,
 };
 use async_trait::async_trait;
 use tokio::{
@@ -96,6 +96,16 @@ impl Agent for Service {
     ) -> ttrpc::Result<ListProcessesResponse> {
         let pids = self.containers.pids(&request.id)?;
         Ok(ListProcessesResponse { pids, ..Default::default() })
+    }
+
+    async fn pause_container(&self, _: &TtrpcContext, request: PauseContainerRequest) -> ttrpc::Result<Empty> {
+        self.containers.freeze(&request.id, true).await?;
+        Ok(Empty::default())
+    }
+
+    async fn resume_container(&self, _: &TtrpcContext, request: ResumeContainerRequest) -> ttrpc::Result<Empty> {
+        self.containers.freeze(&request.id, false).await?;
+        Ok(Empty::default())
     }
 
     async fn delete_container(&self, _: &TtrpcContext, request: DeleteContainerRequest) -> ttrpc::Result<Empty> {

@@ -30,9 +30,12 @@ fn code(error: &Error) -> Code {
                 Kind::Other => Code::INTERNAL,
             }
         }
-        Error::Create(_) | Error::Start(_) | Error::Cgroup { .. } | Error::Kill { .. } | Error::Sync { .. } => {
-            Code::INTERNAL
-        }
+        Error::Create(_)
+        | Error::Start(_)
+        | Error::Cgroup { .. }
+        | Error::Kill { .. }
+        | Error::Freeze { .. }
+        | Error::Sync { .. } => Code::INTERNAL,
     }
 }
 

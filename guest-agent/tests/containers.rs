@@ -13,8 +13,8 @@ use std::{
 };
 
 use agent_proto::{
-    AgentClient, CreateContainerRequest, DeleteContainerRequest, ListProcessesRequest, ShareMount,
-    SignalContainerRequest, StartContainerRequest, Stdio, WaitContainerRequest,
+    AgentClient, CreateContainerRequest, DeleteContainerRequest, ListProcessesRequest, PauseContainerRequest,
+    ResumeContainerRequest, ShareMount, SignalContainerRequest, StartContainerRequest, Stdio, WaitContainerRequest,
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -154,6 +154,18 @@ impl Guest {
     async fn signal(&self, id: &str, signal: u32, all: bool) -> ttrpc::Result<()> {
         let request = SignalContainerRequest { id: id.into(), signal, all, ..Default::default() };
         self.agent.signal_container(context::with_timeout(0), &request).await.map(drop)
+    }
+
+    async fn freeze(&self, id: &str, frozen: bool) -> ttrpc::Result<()> {
+        let (pause, resume) = (
+            PauseContainerRequest { id: id.into(), ..Default::default() },
+            ResumeContainerRequest { id: id.into(), ..Default::default() },
+        );
+        let done = match frozen {
+            true => self.agent.pause_container(context::with_timeout(0), &pause).await,
+            false => self.agent.resume_container(context::with_timeout(0), &resume).await,
+        };
+        done.map(drop)
     }
 
     async fn delete(&self, id: &str) {
@@ -491,5 +503,31 @@ fn a_user_namespace_is_mapped() {
         let (out, err, status) = guest.run("c1", &with).await;
         assert_eq!((err.as_str(), status), ("up\n", 0));
         assert_eq!(out.split_whitespace().collect::<Vec<_>>(), ["0", "0", "100000", "65536"]);
+    });
+}
+
+#[test]
+fn a_paused_container_stands_still_and_can_be_resumed_killed_and_deleted() {
+    with_guest(|guest| async move {
+        let mut streams =
+            guest.create("c1", &spec(&["sh", "-c", "while read x; do echo $x; done"])).await.expect("create");
+        guest.go("c1").await.expect("start");
+        guest.freeze("c1", true).await.expect("pause");
+        streams.stdin.write_all(b"one\n").await.expect("write");
+        let mut line = [0; 4];
+        let early = tokio::time::timeout(Duration::from_millis(300), streams.stdout.read_exact(&mut line)).await;
+        assert!(early.is_err(), "a paused process answered");
+        guest.freeze("c1", false).await.expect("resume");
+        streams.stdout.read_exact(&mut line).await.expect("read");
+        assert_eq!(&line, b"one\n");
+        guest.freeze("c1", true).await.expect("pause");
+        guest.signal("c1", 9, false).await.expect("kill");
+        assert_eq!(guest.wait("c1").await, 137);
+        assert_eq!(rpc(guest.freeze("c1", true).await).0, Code::NOT_FOUND);
+        guest.delete("c1").await;
+        let _streams = guest.create("c1", &spec(&["sleep", "1000"])).await.expect("create");
+        guest.go("c1").await.expect("start");
+        guest.freeze("c1", true).await.expect("pause");
+        guest.delete("c1").await;
     });
 }

@@ -8,12 +8,14 @@
 //! | `shim.pid` | `start`, and Create for further containers of the group | `delete` |
 //! | `vmm.pid`, `holder.pid` | the server | `delete` |
 //!
-//! Process records are `PID STARTTIME`: a pid alone may long belong to somebody else. Invariant: [`Process::kill`] never
+//! Process records are `PID STARTTIME`: a pid alone may long belong to somebody else. A server that ends well leaves
+//! `ended` as its record: no record at all means that the bundle is being taken away. Invariant: [`Process::kill`] never
 //! signals a process that was not recorded. Failure path: a missing or unreadable record means "nothing to do", because
 //! `delete` runs on half-made and half-removed bundles alike.
 
 use std::{
     fs, io,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -34,6 +36,8 @@ pub const CONFIG: &str = "config.json";
 pub const LOG: &str = "log";
 /// Record of the server.
 pub const SHIM_PID: &str = "shim.pid";
+/// What [`SHIM_PID`] says of a server that has ended as it should.
+const ENDED: &str = "ended";
 /// Record of the VMM.
 pub const VMM_PID: &str = "vmm.pid";
 /// Record of the container's holder.
@@ -98,7 +102,7 @@ impl Bundle {
 
     /// Remembers a running process under `name`.
     pub fn record(&self, name: &str, pid: u32) -> io::Result<()> {
-        let process = Process { pid, start_time: start_time(pid)? };
+        let process = Process::running(pid)?;
         fs::write(self.path(name), format!("{} {}", process.pid, process.start_time))
     }
 
@@ -106,6 +110,17 @@ impl Bundle {
     #[must_use]
     pub fn recorded(&self, name: &str) -> Option<Process> {
         Process::parse(&fs::read_to_string(self.path(name)).ok()?)
+    }
+
+    /// Says that the server has ended and left nothing. A bundle that is gone needs no such word.
+    pub fn record_end(&self) {
+        let _ = fs::write(self.path(SHIM_PID), ENDED);
+    }
+
+    /// Whether anything is known of a server, be it that it has ended.
+    #[must_use]
+    pub fn has_record(&self) -> bool {
+        self.path(SHIM_PID).exists()
     }
 
     /// Forgets `name`.
@@ -123,19 +138,36 @@ pub struct Process {
 }
 
 impl Process {
+    /// The process that has `pid` now.
+    pub fn running(pid: u32) -> io::Result<Self> {
+        Ok(Self { pid, start_time: start_time(pid)? })
+    }
+
     fn parse(text: &str) -> Option<Self> {
         let (pid, start_time) = text.trim().split_once(' ')?;
         Some(Self { pid: pid.parse().ok()?, start_time: start_time.parse().ok()? })
     }
 
+    /// A descriptor of the very process that was recorded, if it is there.
+    fn pinned(self) -> Option<OwnedFd> {
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw)?;
+        // The descriptor comes first: the check is then about the very process that it pins.
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        (start_time(self.pid).ok() == Some(self.start_time)).then_some(pidfd)
+    }
+
+    /// Whether it is still the one that was recorded, and has not ended.
+    #[must_use]
+    pub fn is_alive(self) -> bool {
+        self.pinned().is_some_and(|pidfd| {
+            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+            matches!(poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&at_once)), Ok(0))
+        })
+    }
+
     /// Kills it if it is still the one that was recorded, and waits up to `patience` until it is gone.
     pub fn kill(self, patience: Duration) {
-        let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else { return };
-        // The descriptor pins the process: the check below is about the very one that gets the signal.
-        let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else { return };
-        if start_time(self.pid).ok() != Some(self.start_time) {
-            return;
-        }
+        let Some(pidfd) = self.pinned() else { return };
         if pidfd_send_signal(&pidfd, Signal::KILL).is_ok() {
             let timeout = Timespec::try_from(patience).ok();
             let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], timeout.as_ref());
@@ -199,8 +231,11 @@ mod tests {
         let recorded = bundle.recorded(SHIM_PID).expect("recorded");
         Process { start_time: recorded.start_time + 1, ..recorded }.kill(Duration::ZERO);
         assert_eq!(child.try_wait().expect("wait"), None);
+        assert!(recorded.is_alive());
         recorded.kill(Duration::from_secs(5));
+        assert!(!recorded.is_alive(), "a zombie does nothing any more");
         assert!(child.wait().expect("wait").code().is_none());
+        assert!(!recorded.is_alive());
     }
 
     #[test]

@@ -5,7 +5,9 @@
 //! waits together stay below containerd's five seconds.
 //!
 //! ```text
-//!   bundle shared with others? ── no ──► kill VMM, shim (recorded, start time checked) ──► remove the socket
+//!   shared with another bundle? ── no ──► kill VMM, shim (recorded, start time checked) ──► remove the socket
+//!        ├── yes, and the shim is dead ──► kill the VMM
+//!        ├── no record of a shim at all ──► look for it by its command line ([`crate::stray`])
 //!        └── either way ──► kill the holder ──► unmount rootfs ──► answer {137, now}
 //! ```
 //!
@@ -25,7 +27,7 @@ use protobuf::{Message, MessageField, well_known_types::timestamp::Timestamp};
 use crate::{
     bundle::{Bundle, HOLDER_PID, ROOTFS, SHIM_PID, VMM_PID},
     flags::Flags,
-    log_file,
+    log_file, stray,
 };
 
 /// What a killed container exits with: 128 + SIGKILL.
@@ -42,16 +44,25 @@ pub fn delete(flags: &Flags) -> Vec<u8> {
         Ok(absolute) => Bundle::new(absolute),
         Err(_) => bundle,
     };
-    let address = bundle.address();
+    // Read before anything else: containerd may be taking the bundle away.
+    let stray = if bundle.has_record() { None } else { stray::find(flags, &bundle) };
+    let address = bundle.address().or_else(|| Some(format!("unix://{}", stray.as_ref()?.socket)));
     let shared = address.as_deref().is_some_and(|address| bundle.shares(address));
-    // A server that ends by itself takes its record along, and prunes its log itself.
+    // A server that ends by itself leaves no pid, and prunes its log itself.
     let crashed = bundle.recorded(SHIM_PID).is_some();
-    if !shared {
+    // A server that is dead protects nobody, and its VMM may be recorded in this bundle alone.
+    if !shared || bundle.recorded(SHIM_PID).is_some_and(|shim| !shim.is_alive()) {
         end(&bundle, VMM_PID);
         end(&bundle, SHIM_PID);
-        if let Some(socket) = address.as_deref().and_then(|address| address.strip_prefix("unix://")) {
-            let _ = fs::remove_file(socket);
-        }
+    }
+    if let (false, Some(stray)) = (shared, stray) {
+        // Its VMM ends with it, its holders when their lifeline does.
+        stray.process.kill(PATIENCE);
+    }
+    // The last one takes the socket: a new server of the group may listen there by now.
+    let socket = address.as_deref().and_then(|address| address.strip_prefix("unix://"));
+    if let (false, Some(socket)) = (shared, socket) {
+        let _ = fs::remove_file(socket);
     }
     if !shared && crashed {
         prune_logs(&bundle);
@@ -140,6 +151,23 @@ mod tests {
         }
         assert!(!socket.exists());
         assert_eq!(delete_in(&bundle).pid, 0);
+    }
+
+    #[test]
+    fn stopped_vmm_of_a_shared_shim_that_died_is_killed_by_the_first_delete() {
+        let parent = tempfile::tempdir().expect("temporary directory");
+        let bundles = ["c1", "c2"].map(|id| Bundle::new(parent.path().join(id)));
+        let (mut shim, mut vmm) = (sleeper(), sleeper());
+        for bundle in &bundles {
+            fs::create_dir(bundle.directory()).expect("create");
+            bundle.write_address("unix:///nonexistent/s").expect("address");
+            bundle.record(SHIM_PID, shim.id()).expect("record");
+        }
+        bundles[0].record(VMM_PID, vmm.id()).expect("record");
+        shim.kill().expect("kill");
+        shim.wait().expect("wait");
+        delete_in(&bundles[0]);
+        assert!(vmm.wait().expect("wait").code().is_none());
     }
 
     #[test]

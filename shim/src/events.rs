@@ -15,7 +15,7 @@
 use std::time::{Duration, SystemTime};
 
 use containerd_shim_protos::{
-    events::task::{TaskCreate, TaskDelete, TaskExit, TaskStart},
+    events::task::{TaskCreate, TaskDelete, TaskExit, TaskPaused, TaskResumed, TaskStart},
     shim::{event::Envelope, events::ForwardRequest},
     shim_async::EventsClient,
     topics,
@@ -79,6 +79,16 @@ impl TaskEvent for TaskCreate {
 impl TaskEvent for TaskStart {
     const TYPE: &'static str = "containerd.events.TaskStart";
     const TOPIC: &'static str = topics::TASK_START_EVENT_TOPIC;
+}
+
+impl TaskEvent for TaskPaused {
+    const TYPE: &'static str = "containerd.events.TaskPaused";
+    const TOPIC: &'static str = topics::TASK_PAUSED_EVENT_TOPIC;
+}
+
+impl TaskEvent for TaskResumed {
+    const TYPE: &'static str = "containerd.events.TaskResumed";
+    const TOPIC: &'static str = topics::TASK_RESUMED_EVENT_TOPIC;
 }
 
 impl TaskEvent for TaskExit {

@@ -10,8 +10,8 @@
 use std::{os::fd::OwnedFd, time::Duration};
 
 use agent_proto::{
-    AgentClient, CreateContainerRequest, DeleteContainerRequest, SignalContainerRequest, StartContainerRequest,
-    WaitContainerRequest,
+    AgentClient, CreateContainerRequest, DeleteContainerRequest, PauseContainerRequest, ResumeContainerRequest,
+    SignalContainerRequest, StartContainerRequest, WaitContainerRequest,
 };
 use tokio::{net::UnixStream, time::timeout};
 use ttrpc::{
@@ -26,7 +26,7 @@ const TEXT_MAX: usize = 2048;
 /// Mounts and an exec may have to read a cold image.
 const SLOW: Duration = Duration::from_secs(30);
 
-/// A signal is one system call in the guest.
+/// A signal is one system call in the guest; a pause waits for running processes to reach a place where they can stop.
 const QUICK: Duration = Duration::from_secs(5);
 
 /// containerd gives Delete ten seconds; write-back of dirty data may need most of them.
@@ -105,6 +105,20 @@ impl Agent {
         let request = SignalContainerRequest { id: id.to_owned(), signal, all, ..SignalContainerRequest::default() };
         let call = self.client.signal_container(within(QUICK), &request);
         bounded("signal", id, QUICK, call).await.map(drop)
+    }
+
+    /// Stops its processes where they are.
+    pub async fn pause(&self, id: &str) -> Result<(), GuestError> {
+        let request = PauseContainerRequest { id: id.to_owned(), ..PauseContainerRequest::default() };
+        let call = self.client.pause_container(within(QUICK), &request);
+        bounded("pause", id, QUICK, call).await.map(drop)
+    }
+
+    /// Lets them go on.
+    pub async fn resume(&self, id: &str) -> Result<(), GuestError> {
+        let request = ResumeContainerRequest { id: id.to_owned(), ..ResumeContainerRequest::default() };
+        let call = self.client.resume_container(within(QUICK), &request);
+        bounded("resume", id, QUICK, call).await.map(drop)
     }
 
     /// Waits for its end, for as long as it takes.

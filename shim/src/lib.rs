@@ -33,6 +33,7 @@ pub mod rootfs;
 pub mod server;
 pub mod service;
 pub mod spec;
+pub mod stray;
 pub mod task;
 pub mod trace;
 

@@ -10,7 +10,7 @@
 //!
 //! It outlives containerd: SIGTERM, SIGINT and SIGHUP, which a service manager sends to everything in a unit, are blocked.
 //! It ends by Shutdown with no container left, by `delete`'s SIGKILL, or when it finds itself without any container after
-//! [`ORPHANED`]. Then the VM is stopped, and the socket and our files in the bundle are removed, before
+//! [`ORPHANED`], or without any container and without its bundle. Then the VM is stopped, and the socket and our files in the bundle are removed, before
 //! containerd gets its answer.
 
 use std::{
@@ -30,7 +30,7 @@ use ttrpc::asynchronous::{Server, transport::Listener};
 
 use crate::{
     bootstrap::TTRPC_ADDRESS,
-    bundle::{ADDRESS, Bundle, LOG, SHIM_PID, VMM_PID},
+    bundle::{ADDRESS, Bundle, CONFIG, LOG, VMM_PID},
     engine::{
         Sandbox,
         kvm::{self, Kvm, Launched},
@@ -45,6 +45,10 @@ use crate::{
 
 /// A server without a single container for this long has been forgotten, by a containerd that died.
 const ORPHANED: Duration = Duration::from_secs(120);
+
+/// How often a server without a container looks whether its bundle is still there. containerd may remove the bundle and
+/// fail to execute `delete`, which it does in that directory.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// How long the last events may take to reach containerd.
 const FLUSH: Duration = Duration::from_secs(1);
@@ -166,28 +170,34 @@ async fn answer(
     let listener = Listener::try_from(listener).map_err(ServeError::Listener)?;
     let mut server = Server::new().add_listener(listener).register_service(TaskService::register(&tasks, &ending));
     server.start().await?;
-    until_the_end(&tasks, &ending).await;
+    until_the_end(&tasks, &ending, bundle).await;
     // New containers of the group must find no socket rather than a dying server.
     let _ = fs::remove_file(Path::new(&flags.socket));
     sandbox.stop().await;
-    for name in [VMM_PID, SHIM_PID, ADDRESS] {
+    for name in [VMM_PID, ADDRESS] {
         bundle.forget(name);
     }
+    bundle.record_end();
     events.flush(FLUSH).await;
     ending.answer();
     let _ = timeout(FAREWELL, server.shutdown()).await;
     Ok(())
 }
 
-async fn until_the_end<S: Sandbox>(tasks: &Arc<Tasks<S>>, ending: &Ending) {
+async fn until_the_end<S: Sandbox>(tasks: &Arc<Tasks<S>>, ending: &Ending, bundle: &Bundle) {
+    let mut alone = Duration::ZERO;
     loop {
+        // A pod with containers is not woken up for this.
+        let pause = if tasks.is_empty() { LOOK } else { ORPHANED };
         tokio::select! {
             () = ending.asked.notified() => {}
-            () = sleep(ORPHANED) => if tasks.is_empty() {
-                return log::error!("no container for {} s and no Shutdown; giving up", ORPHANED.as_secs());
-            } else {
+            () = sleep(pause) => {
+                alone = if tasks.is_empty() { alone + LOOK } else { Duration::ZERO };
+                if alone >= ORPHANED || (!alone.is_zero() && !bundle.path(CONFIG).exists()) {
+                    return log::error!("no container, and no Shutdown for {} s; giving up", alone.as_secs());
+                }
                 continue;
-            },
+            }
         }
         // A container may have come between the question and now: then Shutdown is answered, and nothing happens.
         if tasks.may_end() {

@@ -121,6 +121,7 @@ impl<S: Sandbox> Task for TaskService<S> {
         let status = self.tasks.status(&request.id)?;
         let (task_status, exit) = match status.state {
             State::Running => (TaskStatus::RUNNING, None),
+            State::Paused => (TaskStatus::PAUSED, None),
             State::Stopped(exit) => (TaskStatus::STOPPED, Some(exit)),
             State::Created | State::Creating | State::Gone => (TaskStatus::CREATED, None),
         };
@@ -170,12 +171,16 @@ impl<S: Sandbox> Task for TaskService<S> {
         unimplemented("Exec")
     }
 
-    async fn pause(&self, _ctx: &TtrpcContext, _request: PauseRequest) -> ttrpc::Result<Empty> {
-        unimplemented("Pause")
+    async fn pause(&self, _ctx: &TtrpcContext, request: PauseRequest) -> ttrpc::Result<Empty> {
+        let tasks = self.tasks.clone();
+        to_the_end(async move { tasks.pause(&request.id).await }).await?;
+        Ok(Empty::new())
     }
 
-    async fn resume(&self, _ctx: &TtrpcContext, _request: ResumeRequest) -> ttrpc::Result<Empty> {
-        unimplemented("Resume")
+    async fn resume(&self, _ctx: &TtrpcContext, request: ResumeRequest) -> ttrpc::Result<Empty> {
+        let tasks = self.tasks.clone();
+        to_the_end(async move { tasks.resume(&request.id).await }).await?;
+        Ok(Empty::new())
     }
 
     async fn checkpoint(&self, _ctx: &TtrpcContext, _request: CheckpointTaskRequest) -> ttrpc::Result<Empty> {

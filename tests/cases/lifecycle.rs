@@ -1,6 +1,8 @@
 //! Tasks that outlive their `ctr`: start, kill, wait, delete.
 
-use tests::{Census, RUNTIME, ctr, images, shell};
+use std::{fs, thread::sleep, time::Duration};
+
+use tests::{Census, RUNTIME, Task, ctr, images, shell, until};
 
 /// A detached container; `ctr` returns when it runs.
 fn start(id: &str, script: &str) {
@@ -72,4 +74,27 @@ fn task_pid_shows_the_container_and_not_the_host() {
         shell("timeout 30 sh -c 'until ctr task ls | grep -q \"seen .*STOPPED\"; do sleep 0.1; done'").expect_code(0);
     let _ = ctr(&["task", "rm", "seen"]);
     remove("seen");
+}
+
+#[test]
+fn paused_container_stands_still_until_it_is_resumed_and_events_say_so() {
+    let before = Census::take();
+    let _ = shell("(timeout 100 ctr events > /tmp/events 2>&1 &); sleep 1").expect_code(0);
+    let task = Task::start("counter", "n=0; while :; do n=$((n+1)); echo $n > /count; sleep 0.1; done");
+    let file = task.in_root("count");
+    // The shell truncates the file before it writes into it.
+    let count = || fs::read_to_string(&file).ok()?.trim().parse::<u32>().ok();
+    let _ = until("the first count", Duration::from_secs(30), count);
+    let _ = task.verb(&["pause"]).expect_code(0);
+    let stands = count();
+    sleep(Duration::from_secs(2));
+    assert_eq!(count(), stands);
+    let _ = task.verb(&["pause"]).expect_failure_with("it is paused");
+    let _ = task.verb(&["resume"]).expect_code(0);
+    until("the count to go on", Duration::from_secs(30), || count().filter(|now| Some(*now) > stands));
+    let _ = task.verb(&["resume"]).expect_failure_with("it is running");
+    task.remove();
+    let topics = shell("pkill -x -f 'ctr events'; grep -o '/tasks/[a-z-]*' /tmp/events").stdout;
+    assert_eq!(topics, "/tasks/create\n/tasks/start\n/tasks/paused\n/tasks/resumed\n/tasks/exit\n/tasks/delete\n");
+    before.expect_nothing_new();
 }

@@ -5,20 +5,24 @@
 //!   rootfs        where the root comes from, and where writes go
 //!   stdio         bytes in, bytes out, end of file, order
 //!   refusals      bad input: a clear error, nothing left behind
-//!   faults        things that die
 //!   operator      options, annotations, `nacre check` and `ps`, logs
+//!   core          what must hold on each of the lab's containerds
+//!   pods          several containers, one machine
+//!   faults        things that die, and things that stand still
 //!   lifecycle     tasks that outlive their ctr: start, kill, wait, delete
 //!   machine       processors, ends
 //!   memory        what the host pays for
 //! ```
 #![forbid(unsafe_code)]
 
+mod core;
 mod faults;
 mod first_light;
 mod lifecycle;
 mod machine;
 mod memory;
 mod operator;
+mod pods;
 mod refusals;
 mod rootfs;
 mod stdio;

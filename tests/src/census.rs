@@ -1,4 +1,5 @@
-//! What is there that a run may leave behind: processes, mounts, sockets, directories, network and pid namespaces' holders.
+//! What is there that a run may leave behind: processes (the namespaces' holders among them), mounts, sockets, bundles,
+//! cgroups, loop devices.
 
 use std::{
     collections::BTreeSet,
@@ -27,6 +28,8 @@ impl Census {
         let mut things = BTreeSet::new();
         processes(&mut things);
         mounts(&mut things);
+        cgroups(Path::new("/sys/fs/cgroup"), &mut things);
+        loop_devices(&mut things);
         for folder in FOLDERS {
             for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
                 things.insert(format!("entry {}", entry.path().display()));
@@ -62,6 +65,24 @@ fn processes(things: &mut BTreeSet<String>) {
         let program = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if program.contains("nacre") && !program.starts_with("cases") {
             things.insert(format!("process {program} {pid}"));
+        }
+    }
+}
+
+fn cgroups(folder: &Path, things: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        // A cgroup may end while we look at it.
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            things.insert(format!("cgroup {}", entry.path().display()));
+            cgroups(&entry.path(), things);
+        }
+    }
+}
+
+fn loop_devices(things: &mut BTreeSet<String>) {
+    for entry in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
+        if let Ok(file) = fs::read_to_string(entry.path().join("loop/backing_file")) {
+            things.insert(format!("loop device {} of {}", entry.file_name().display(), file.trim()));
         }
     }
 }

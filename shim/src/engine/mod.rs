@@ -69,6 +69,12 @@ pub trait Sandbox: Send + Sync + 'static {
     /// Signals a container's init, or all of its processes.
     fn signal(&self, id: &str, signal: u32, all: bool) -> impl Future<Output = Result<(), EngineError>> + Send;
 
+    /// Stops a container's processes where they are.
+    fn pause(&self, id: &str) -> impl Future<Output = Result<(), EngineError>> + Send;
+
+    /// Lets them go on.
+    fn resume(&self, id: &str) -> impl Future<Output = Result<(), EngineError>> + Send;
+
     /// Waits for a container's end; the exit status.
     fn wait(&self, id: &str) -> impl Future<Output = Result<u32, EngineError>> + Send;
 

@@ -26,7 +26,7 @@ use std::{
 };
 
 use config::Asked;
-use containerd_shim_protos::events::task::{TaskDelete, TaskExit, TaskStart};
+use containerd_shim_protos::events::task::{TaskDelete, TaskExit, TaskPaused, TaskResumed, TaskStart};
 use protobuf::MessageField;
 use tokio::sync::watch;
 
@@ -106,6 +106,15 @@ impl Task {
         Some(next)
     }
 
+    /// Refuses `verb` unless the task is in the one state where it is legal.
+    fn demand(&self, wanted: State, verb: &'static str) -> Result<(), TaskError> {
+        match self.state() {
+            state if state == wanted => Ok(()),
+            State::Gone => Err(TaskError::NotFound(self.id.clone())),
+            state => Err(TaskError::Precondition { verb, id: self.id.clone(), state: state.name() }),
+        }
+    }
+
     fn pid(&self) -> u32 {
         self.pid.load(Ordering::Relaxed)
     }
@@ -123,11 +132,7 @@ impl<S: Sandbox> Tasks<S> {
     pub async fn start(&self, id: &str) -> Result<u32, TaskError> {
         let task = self.find(id)?;
         let _turn = task.turn.lock().await;
-        match task.state() {
-            State::Created => {}
-            State::Gone => return Err(TaskError::NotFound(id.to_owned())),
-            state => return Err(TaskError::Precondition { verb: "start", id: id.to_owned(), state: state.name() }),
-        }
+        task.demand(State::Created, "start")?;
         match self.sandbox.start(id).await {
             Ok(()) => {
                 task.step(Step::Started);
@@ -153,7 +158,7 @@ impl<S: Sandbox> Tasks<S> {
             return Err(TaskError::Invalid(format!("signal {signal} does not exist; the largest is {SIGNAL_MAX}")));
         }
         match task.state() {
-            State::Created | State::Running => {}
+            State::Created | State::Running | State::Paused => {}
             State::Stopped(_) => return Err(TaskError::Finished(id.to_owned())),
             state => return Err(TaskError::Precondition { verb: "kill", id: id.to_owned(), state: state.name() }),
         }
@@ -173,6 +178,29 @@ impl<S: Sandbox> Tasks<S> {
         }
     }
 
+    /// Stops a container's processes where they are.
+    pub async fn pause(&self, id: &str) -> Result<(), TaskError> {
+        let task = self.find(id)?;
+        let _turn = task.turn.lock().await;
+        task.demand(State::Running, "pause")?;
+        self.sandbox.pause(id).await?;
+        // It may have ended meanwhile: its exit is then on its way, and waits for the turn.
+        task.step(Step::Paused);
+        self.events.push(&TaskPaused { container_id: id.to_owned(), ..TaskPaused::default() });
+        Ok(())
+    }
+
+    /// Lets them go on.
+    pub async fn resume(&self, id: &str) -> Result<(), TaskError> {
+        let task = self.find(id)?;
+        let _turn = task.turn.lock().await;
+        task.demand(State::Paused, "resume")?;
+        self.sandbox.resume(id).await?;
+        task.step(Step::Resumed);
+        self.events.push(&TaskResumed { container_id: id.to_owned(), ..TaskResumed::default() });
+        Ok(())
+    }
+
     /// Removes a container that does not run; its pid and how it ended.
     pub async fn delete(&self, id: &str) -> Result<(u32, Exit), TaskError> {
         let task = self.find(id)?;
@@ -186,6 +214,10 @@ impl<S: Sandbox> Tasks<S> {
         };
         if let Err(error) = self.sandbox.delete(id).await {
             log::warn!("container {id} is removed from the host only: {error}");
+            // What follows would wait for the same guest again. Others in the pod may still be well.
+            if matches!(error, EngineError::Guest(GuestError::Deadline { .. })) && self.is_last(id) {
+                self.sandbox.kill(&format!("killed, because {error}"));
+            }
         }
         let remains = locked(&task.remains).take();
         if let Some(remains) = remains {
@@ -245,6 +277,10 @@ impl<S: Sandbox> Tasks<S> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         locked(&self.table).is_empty()
+    }
+
+    fn is_last(&self, id: &str) -> bool {
+        locked(&self.table).keys().all(|other| other == id)
     }
 
     fn find(&self, id: &str) -> Result<Arc<Task>, TaskError> {

@@ -1,10 +1,10 @@
 //! Where a container is in its life, and which steps are legal.
 //!
 //! ```text
-//!   Creating ──prepared──► Created ──started──► Running
-//!      │                      │  └──exited──┐      │exited
-//!      │                      │             ▼      ▼
-//!      │                      │            Stopped(exit)
+//!   Creating ──prepared──► Created ──started──► Running ──paused──► Paused
+//!      │                      │  └──exited──┐      │ ▲───resumed───────┘ │
+//!      │                      │             ▼      ▼exited              │exited
+//!      │                      │            Stopped(exit) ◄──────────────┘
 //!      └──────removed─────────┴──removed──►   │removed
 //!                               Gone ◄────────┘
 //! ```
@@ -40,6 +40,8 @@ pub enum State {
     Created,
     /// Its entry point runs.
     Running,
+    /// Its processes stand where they were.
+    Paused,
     /// It has ended.
     Stopped(Exit),
     /// It does not exist any more.
@@ -53,6 +55,10 @@ pub enum Step {
     Prepared,
     /// The guest has executed it.
     Started,
+    /// The guest has stopped its processes.
+    Paused,
+    /// The guest lets them go on.
+    Resumed,
     /// It has ended.
     Exited(Exit),
     /// Its remains have been removed, or it could not be created.
@@ -66,7 +72,9 @@ impl State {
         match (self, step) {
             (Self::Creating, Step::Prepared) => Some(Self::Created),
             (Self::Created, Step::Started) => Some(Self::Running),
-            (Self::Created | Self::Running, Step::Exited(exit)) => Some(Self::Stopped(exit)),
+            (Self::Running, Step::Paused) => Some(Self::Paused),
+            (Self::Paused, Step::Resumed) => Some(Self::Running),
+            (Self::Created | Self::Running | Self::Paused, Step::Exited(exit)) => Some(Self::Stopped(exit)),
             (Self::Creating | Self::Created | Self::Stopped(_), Step::Removed) => Some(Self::Gone),
             _ => None,
         }
@@ -79,6 +87,7 @@ impl State {
             Self::Creating => "being created",
             Self::Created => "created",
             Self::Running => "running",
+            Self::Paused => "paused",
             Self::Stopped(_) => "stopped",
             Self::Gone => "removed",
         }
@@ -92,8 +101,9 @@ mod tests {
     #[test]
     fn exactly_the_drawn_steps_are_legal() {
         let exit = Exit::now(0);
-        let states = [State::Creating, State::Created, State::Running, State::Stopped(exit), State::Gone];
-        let steps = [Step::Prepared, Step::Started, Step::Exited(exit), Step::Removed];
+        let states =
+            [State::Creating, State::Created, State::Running, State::Paused, State::Stopped(exit), State::Gone];
+        let steps = [Step::Prepared, Step::Started, Step::Paused, Step::Resumed, Step::Exited(exit), Step::Removed];
         let legal = [
             (State::Creating, Step::Prepared, State::Created),
             (State::Creating, Step::Removed, State::Gone),
@@ -101,6 +111,9 @@ mod tests {
             (State::Created, Step::Exited(exit), State::Stopped(exit)),
             (State::Created, Step::Removed, State::Gone),
             (State::Running, Step::Exited(exit), State::Stopped(exit)),
+            (State::Running, Step::Paused, State::Paused),
+            (State::Paused, Step::Resumed, State::Running),
+            (State::Paused, Step::Exited(exit), State::Stopped(exit)),
             (State::Stopped(exit), Step::Removed, State::Gone),
         ];
         for state in states {

@@ -92,6 +92,14 @@ impl Sandbox for Fake {
         Ok(())
     }
 
+    async fn pause(&self, _id: &str) -> Result<(), EngineError> {
+        self.outcome("pause")
+    }
+
+    async fn resume(&self, _id: &str) -> Result<(), EngineError> {
+        self.outcome("resume")
+    }
+
     async fn wait(&self, id: &str) -> Result<u32, EngineError> {
         let receiver = locked(&self.waits).remove(id).expect("one watcher a container");
         receiver.await.unwrap_or_else(|_| Err(EngineError::Ended("dropped".into())))
@@ -314,6 +322,53 @@ async fn sigkill_to_a_guest_that_hangs_kills_its_machine() {
     assert_eq!(pod.tasks.kill("c1", 15, false).await.expect_err("hangs").code(), Code::DEADLINE_EXCEEDED);
     assert!(locked(&pod.fake.killed).is_none());
     pod.tasks.kill("c1", 9, false).await.expect("kill");
+    assert!(locked(&pod.fake.killed).is_some());
+}
+
+#[tokio::test]
+async fn paused_container_is_seen_as_such_until_it_goes_on() {
+    let mut pod = Pod::new();
+    pod.create("c1").await;
+    assert_eq!(pod.tasks.pause("c1").await.expect_err("not running").code(), Code::FAILED_PRECONDITION);
+    pod.tasks.start("c1").await.expect("start");
+    assert_eq!(pod.tasks.resume("c1").await.expect_err("not paused").code(), Code::FAILED_PRECONDITION);
+    pod.tasks.pause("c1").await.expect("pause");
+    assert_eq!(pod.tasks.status("c1").expect("known").state, State::Paused);
+    assert_eq!(pod.tasks.delete("c1").await.expect_err("paused").code(), Code::FAILED_PRECONDITION);
+    pod.tasks.resume("c1").await.expect("resume");
+    assert_eq!(pod.tasks.status("c1").expect("known").state, State::Running);
+    assert_eq!(pod.topics(), ["create", "start", "paused", "resumed"]);
+}
+
+#[tokio::test]
+async fn paused_container_can_be_killed_and_a_pause_that_failed_changes_nothing() {
+    let pod = Pod::new();
+    pod.create("c1").await;
+    pod.tasks.start("c1").await.expect("start");
+    pod.fake.fail("pause", refused(Refusal::Other, "the cgroup is gone"));
+    pod.tasks.pause("c1").await.expect_err("refused");
+    assert_eq!(pod.tasks.status("c1").expect("known").state, State::Running);
+    locked(&pod.fake.failures).clear();
+    pod.tasks.pause("c1").await.expect("pause");
+    pod.tasks.kill("c1", 9, false).await.expect("kill");
+    pod.fake.exit("c1", Ok(137));
+    assert_eq!(pod.tasks.wait("c1").await.expect("wait").status, KILLED);
+    pod.tasks.delete("c1").await.expect("delete");
+}
+
+#[tokio::test]
+async fn last_container_is_deleted_with_a_machine_that_does_not_answer() {
+    let pod = Pod::grouped(true);
+    for id in ["c1", "c2"] {
+        pod.create(id).await;
+        pod.fake.exit(id, Ok(0));
+        pod.tasks.wait(id).await.expect("wait");
+    }
+    let hang = GuestError::Deadline { verb: "delete", id: "c1".into(), after: Duration::from_secs(8) };
+    pod.fake.fail("delete", hang.into());
+    pod.tasks.delete("c1").await.expect("delete");
+    assert!(locked(&pod.fake.killed).is_none(), "another container may still be well");
+    pod.tasks.delete("c2").await.expect("delete");
     assert!(locked(&pod.fake.killed).is_some());
 }
 

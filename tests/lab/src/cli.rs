@@ -1,6 +1,6 @@
 //! What is typed: `lab build`, `lab run`, `lab shell`.
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -43,6 +43,9 @@ pub struct MachineArgs {
     /// A file or folder to copy in, to DEST or to /in/NAME
     #[arg(long = "in", value_name = "PATH[:DEST]")]
     pub inputs: Vec<Transfer>,
+    /// Which containerd and ctr the lab has on its PATH
+    #[arg(long, value_enum, default_value_t)]
+    pub containerd: Daemon,
     /// Do not start containerd
     #[arg(long)]
     pub no_containerd: bool,
@@ -55,6 +58,31 @@ pub struct MachineArgs {
     /// Keep the console log of the lab's kernel here
     #[arg(long, value_name = "FILE")]
     pub console: Option<PathBuf>,
+}
+
+/// The containerds of the lab.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Daemon {
+    /// Debian trixie's
+    #[value(name = "1.7")]
+    Trixie,
+    /// The newest that Debian has
+    #[default]
+    Sid,
+    /// Built from its Go module
+    #[value(name = "2.4")]
+    Go,
+}
+
+impl Daemon {
+    /// As it is typed, and as its folder in the lab is named.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Trixie => "1.7",
+            Self::Sid => "sid",
+            Self::Go => "2.4",
+        }
+    }
 }
 
 /// `lab run`.
@@ -156,6 +184,15 @@ mod tests {
         assert_eq!(args.outputs[0], OutTransfer { from: "/var/log/x".into(), to: "y".into() });
         assert!("x:relative".parse::<Transfer>().is_err());
         assert!("relative:y".parse::<OutTransfer>().is_err());
+    }
+
+    #[test]
+    fn containerds_are_typed_as_they_are_named() {
+        for daemon in Daemon::value_variants() {
+            assert_eq!(run(&["--containerd", daemon.name(), "--", "true"]).machine.containerd, *daemon);
+        }
+        assert_eq!(run(&["--", "true"]).machine.containerd, Daemon::Sid);
+        assert!(Cli::try_parse_from(["lab", "run", "--containerd", "1.6", "--", "true"]).is_err());
     }
 
     #[test]

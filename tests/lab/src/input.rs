@@ -1,7 +1,7 @@
 //! The input disk: everything that goes into a lab, as one read-only ext4 image made by `mkfs.ext4 -d`.
 //!
 //! ```text
-//! lab/settings   shell variables for lab-init: mode, containerd or not, what to copy out, terminal size
+//! lab/settings   shell variables for lab-init: mode, which containerd, what to copy out, terminal size
 //! lab/cmd        the command, a bash script
 //! lab/place      shell lines that copy place/N to its destination
 //! stage/         root trees, laid over / before containerd starts
@@ -49,8 +49,8 @@ pub struct Order {
     pub inputs: Vec<Transfer>,
     /// Copied out.
     pub outputs: Vec<OutTransfer>,
-    /// Whether containerd is started.
-    pub containerd: bool,
+    /// Name of the containerd that is started.
+    pub containerd: Option<&'static str>,
     /// Whether lab-init gives a sign of life every few seconds.
     pub beat: bool,
     /// Rows and columns of the terminal of a shell, and its TERM.
@@ -75,7 +75,7 @@ impl Order {
     fn settings(&self) -> String {
         let mut lines = vec![
             format!("LAB_MODE={}", if self.terminal.is_some() { "shell" } else { "run" }),
-            format!("LAB_CONTAINERD={}", u8::from(self.containerd)),
+            format!("LAB_CONTAINERD={}", self.containerd.unwrap_or_default()),
             format!("LAB_BEAT={}", u8::from(self.beat)),
         ];
         let out: Vec<_> = self.outputs.iter().map(|o| quote(relative(&o.from))).collect();
@@ -226,8 +226,8 @@ mod tests {
     #[test]
     fn settings_are_shell_words() {
         let outputs = vec![OutTransfer { from: "/var/log/a b".into(), to: "x".into() }];
-        let settings = Order { outputs, containerd: true, ..Order::default() }.settings();
-        assert!(settings.contains("LAB_MODE=run\n") && settings.contains("LAB_CONTAINERD=1\n"));
+        let settings = Order { outputs, containerd: Some("1.7"), ..Order::default() }.settings();
+        assert!(settings.contains("LAB_MODE=run\n") && settings.contains("LAB_CONTAINERD=1.7\n"));
         assert!(settings.contains(r"LAB_OUT=''\''var/log/a b'\'''"), "{settings}");
     }
 

@@ -53,7 +53,7 @@ fn order(machine: &MachineArgs) -> Order {
     Order {
         stages: machine.stage.clone(),
         inputs: machine.inputs.clone(),
-        containerd: !machine.no_containerd,
+        containerd: (!machine.no_containerd).then_some(machine.containerd.name()),
         beat: !machine.counted,
         ..Order::default()
     }

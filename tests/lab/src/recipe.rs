@@ -1,4 +1,4 @@
-//! `lab build`: runs the three scripts that make what a lab needs, in order, and nothing that is cached.
+//! `lab build`: runs the scripts that make what a lab needs, in order, and nothing that is cached.
 //!
 //! The scripts decide by their own keys whether there is something to do; they print their progress themselves. They are
 //! found beside this crate's sources, or under `NACRE_TREE` when the binary has been moved to another machine.
@@ -22,9 +22,10 @@ pub enum Error {
 }
 
 /// What is made, in this order.
-const STEPS: [(&str, &str); 3] = [
+const STEPS: [(&str, &str); 4] = [
     ("guest kernel", "vmm/guest-kernel/build"),
     ("test images", "tests/lab/mkimages"),
+    ("containerds", "tests/lab/mkdaemons"),
     ("lab root", "tests/lab/mkroot"),
 ];
 

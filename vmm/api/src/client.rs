@@ -27,7 +27,8 @@ pub enum ClientError {
     NoDescriptor,
 }
 
-/// Speaks to one VMM. Calls block for at most the deadline and may come from any thread, one at a time.
+/// Speaks to one VMM. Calls block for at most the deadline and may come from any thread, one at a time. After a call that
+/// broke, a late reply may still arrive and be taken for the next one's: kill the VMM.
 #[derive(Debug)]
 pub struct Client {
     control: Mutex<Channel>,
@@ -38,6 +39,12 @@ impl Client {
     pub fn new(control: Channel, deadline: Duration) -> Result<Self, ClientError> {
         control.set_deadline(deadline)?;
         Ok(Self { control: Mutex::new(control) })
+    }
+
+    /// Changes the deadline of the calls that follow.
+    pub fn set_deadline(&self, deadline: Duration) -> Result<(), ClientError> {
+        let control = self.control.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        Ok(control.set_deadline(deadline)?)
     }
 
     /// Builds and runs the machine from kernel, initramfs and an open `/dev/kvm`.
@@ -127,6 +134,16 @@ mod tests {
     fn silent_vmm_costs_no_more_than_the_deadline() {
         let (client, _vmm) = client_and_vmm();
         assert!(matches!(client.dial(1), Err(ClientError::Broken(ChannelError::TimedOut))));
+    }
+
+    #[test]
+    fn deadline_can_be_made_shorter_once_the_machine_runs() {
+        let (ours, _theirs) = Channel::pair().expect("socketpair");
+        let client = Client::new(ours, Duration::from_secs(60)).expect("client");
+        client.set_deadline(Duration::from_millis(50)).expect("set");
+        let started = std::time::Instant::now();
+        assert!(matches!(client.dial(1), Err(ClientError::Broken(ChannelError::TimedOut))));
+        assert!(started.elapsed() < Duration::from_secs(10));
     }
 
     #[test]

@@ -8,6 +8,8 @@
 //!   becomes the answer to Create, because `start` has long returned.
 //! * One task reads events ([`watch`]); it alone ends the machine, exactly once, with the best reason there is: the
 //!   guest's own last event, else the VMM's refusal, else its exit status and its last line of log.
+//! * A VMM that does not answer a request in time, or answers nonsense, is killed: its next reply could be the last one's.
+//!   So one that is stopped costs each verb its deadline, once.
 //! * Killing the VMM's process is always safe and always enough: what it holds goes with it.
 //! * The streams that tasks expect wait in a table by port. A stream on a port that nobody expects is closed.
 
@@ -42,6 +44,9 @@ use crate::{
     io::Slot,
     locked, trace,
 };
+
+/// How long a VMM may take for a request while its machine runs. It does little more for it than open a directory.
+const PROMPT: Duration = Duration::from_secs(5);
 
 /// How long a process may live on after its last event, or a connection be gone before its machine is.
 const LINGER: Duration = Duration::from_secs(2);
@@ -84,7 +89,8 @@ impl Birth {
         self.mapped.send_replace(true);
         let [kernel, agent, kvm] = &self.parts;
         match self.client.boot(self.boot, [kernel.as_fd(), agent.as_fd(), kvm.as_fd()]) {
-            Ok(()) => {}
+            // Fails only for a deadline of zero.
+            Ok(()) => drop(self.client.set_deadline(PROMPT)),
             Err(ClientError::Refused { message, .. }) => process.kill(&cleaned(&message)),
             // It died or hangs: its end, which the events tell, has the better reason.
             Err(error @ ClientError::Broken(ChannelError::TimedOut)) => process.kill(&error.to_string()),
@@ -195,6 +201,10 @@ impl Kvm {
         match spawn_blocking(move || call(&client, name)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(ClientError::Broken(ChannelError::Closed))) => Err(self.lost("control socket closed").await),
+            Ok(Err(ClientError::Broken(error))) => {
+                self.kill(&format!("the VMM did not {verb} {object}: {error}"));
+                Err(self.ended().await)
+            }
             Ok(Err(source)) => Err(EngineError::Vmm { verb, object, source: Arc::new(source) }),
             Err(_cancelled) => Err(EngineError::Ended("the shim is shutting down".into())),
         }
@@ -273,6 +283,16 @@ impl Sandbox for Kvm {
         self.guarded(agent.signal(id, signal, all)).await
     }
 
+    async fn pause(&self, id: &str) -> Result<(), EngineError> {
+        let agent = self.agent().await?;
+        self.guarded(agent.pause(id)).await
+    }
+
+    async fn resume(&self, id: &str) -> Result<(), EngineError> {
+        let agent = self.agent().await?;
+        self.guarded(agent.resume(id)).await
+    }
+
     async fn wait(&self, id: &str) -> Result<u32, EngineError> {
         let agent = self.agent().await?;
         self.guarded(agent.wait(id)).await
@@ -290,6 +310,9 @@ impl Sandbox for Kvm {
     async fn stop(&self) {
         self.process.kill("the pod was removed");
         let mut gone = self.process.gone.subscribe();
-        let _ = gone.wait_for(|gone| *gone).await;
+        // A process in an uninterruptible wait is not gone when it is killed; nobody can do more about it.
+        if timeout(LINGER, gone.wait_for(|gone| *gone)).await.is_err() {
+            log::error!("the VMM was killed and is still not gone after {} s", LINGER.as_secs());
+        }
     }
 }
