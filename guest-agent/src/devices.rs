@@ -5,8 +5,7 @@
 //! not refused: privileged containers list every device of the host.
 
 use std::{
-    fs,
-    io,
+    fs, io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
 };
