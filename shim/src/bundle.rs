@@ -7,6 +7,7 @@
 //! | `address` | `start` | containerd 1.6 and 1.7 after a restart; `delete` |
 //! | `shim.pid` | `start`, and Create for further containers of the group | `delete` |
 //! | `vmm.pid`, `holder.pid` | the server | `delete` |
+//! | `cgroup` | the server | `delete` |
 //!
 //! Process records are `PID STARTTIME`: a pid alone may long belong to somebody else. A server that ends well leaves
 //! `ended` as its record: no record at all means that the bundle is being taken away. Invariant: [`Process::kill`] never

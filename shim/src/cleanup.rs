@@ -26,6 +26,7 @@ use protobuf::{Message, MessageField, well_known_types::timestamp::Timestamp};
 
 use crate::{
     bundle::{Bundle, HOLDER_PID, ROOTFS, SHIM_PID, VMM_PID},
+    cgroup::Cgroup,
     flags::Flags,
     log_file, stray,
 };
@@ -69,6 +70,8 @@ pub fn delete(flags: &Flags) -> Vec<u8> {
     }
     let pid = end(&bundle, HOLDER_PID);
     let _ = umount2(&bundle.path(ROOTFS), MntFlags::MNT_DETACH);
+    // What a stuck process keeps is its own affair: everybody that was recorded is dead.
+    let _ = Cgroup::recorded(&bundle).leave();
     response(pid.unwrap_or_default())
 }
 

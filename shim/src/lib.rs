@@ -17,6 +17,7 @@
 
 pub mod bootstrap;
 pub mod bundle;
+pub mod cgroup;
 pub mod cleanup;
 pub mod engine;
 pub mod error;

@@ -174,6 +174,7 @@ async fn answer(
     // New containers of the group must find no socket rather than a dying server.
     let _ = fs::remove_file(Path::new(&flags.socket));
     sandbox.stop().await;
+    tasks.leave_cgroups();
     for name in [VMM_PID, ADDRESS] {
         bundle.forget(name);
     }

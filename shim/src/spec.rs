@@ -105,6 +105,12 @@ impl Spec {
         path.map(|path| bundle.path(path)).ok_or(SpecError::Missing("root.path"))
     }
 
+    /// The cgroup that the host accounts the container in; empty if the spec names none.
+    #[must_use]
+    pub fn cgroups_path(&self) -> &str {
+        self.0.pointer("/linux/cgroupsPath").and_then(Value::as_str).unwrap_or_default()
+    }
+
     /// The network namespace that the holder is to live in.
     #[must_use]
     pub fn network(&self) -> Network {

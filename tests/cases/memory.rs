@@ -40,3 +40,23 @@ fn memory_freed_in_the_guest_returns_to_the_host() {
     let _ = ctr(&["container", "rm", "shrink"]).expect_code(0);
     before.expect_nothing_new();
 }
+
+#[test]
+fn machine_is_accounted_in_the_cgroup_of_its_container() {
+    let before = Census::take();
+    let _ = ctr(&["run", "-d", "--runtime", RUNTIME, images::BUSYBOX, "counted", "sleep", "1000"]).expect_code(0);
+    let charged = shell(
+        "pid=$(ctr task ls | awk '$1==\"counted\"{print $2}'); dir=/sys/fs/cgroup$(cut -d: -f3 /proc/$pid/cgroup); \
+         echo $dir; grep -qx $(pgrep -x nacre-vmm) $dir/cgroup.procs && echo with its machine; cat $dir/memory.current",
+    );
+    let lines: Vec<_> = charged.expect_code(0).stdout.lines().map(str::to_owned).collect();
+    assert_eq!(&lines[..2], ["/sys/fs/cgroup/default/counted", "with its machine"]);
+    let bytes: u64 = lines[2].parse().expect("bytes");
+    assert!(bytes > 20 << 20, "the guest's memory is charged there: {bytes}");
+    let _ = ctr(&["task", "kill", "-s", "SIGKILL", "counted"]).expect_code(0);
+    let stopped = "timeout 30 sh -c 'until ctr task ls | grep -q \"counted .*STOPPED\"; do sleep 0.1; done'";
+    let _ = shell(stopped).expect_code(0);
+    let _ = ctr(&["task", "rm", "counted"]);
+    let _ = ctr(&["container", "rm", "counted"]).expect_code(0);
+    before.expect_nothing_new();
+}

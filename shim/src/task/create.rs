@@ -28,7 +28,8 @@ use vmm_api::ShareName;
 
 use super::{State, Step, Task, Tasks};
 use crate::{
-    bundle::{Bundle, HOLDER_PID, ROOTFS, SHIM_PID},
+    bundle::{Bundle, HOLDER_PID, ROOTFS, SHIM_PID, VMM_PID},
+    cgroup::Cgroup,
     engine::Sandbox,
     error::TaskError,
     holder::Holder,
@@ -76,6 +77,7 @@ pub(super) struct Remains {
     shares: Vec<ShareName>,
     holder: Option<Holder>,
     mounted: Option<Mounted>,
+    cgroup: Option<Cgroup>,
 }
 
 /// What the host's part of the recipe yields.
@@ -85,11 +87,13 @@ struct Prepared {
     volumes: Vec<BindMount>,
     holder: Holder,
     mounted: Mounted,
+    cgroup: Cgroup,
 }
 
 impl Remains {
-    /// Removes everything. Nothing here can fail in a way that the next step could not cope with.
-    pub(super) async fn remove<S: Sandbox>(mut self, sandbox: &S) {
+    /// Removes everything. Nothing here can fail in a way that the next step could not cope with. The cgroup comes back if
+    /// the VMM is in it.
+    pub(super) async fn remove<S: Sandbox>(mut self, sandbox: &S) -> Option<Cgroup> {
         if let Some(streams) = self.streams.take() {
             streams.close().await;
         }
@@ -99,12 +103,13 @@ impl Remains {
             }
         }
         // Blocking: a kill and a wait, then unmounts. The holder's root is in the mount, so it goes first.
-        let (holder, mounted) = (self.holder.take(), self.mounted.take());
+        let (holder, mounted, cgroup) = (self.holder.take(), self.mounted.take(), self.cgroup.take());
         let removed = spawn_blocking(move || {
             drop(holder);
             drop(mounted);
+            cgroup.and_then(Cgroup::leave)
         });
-        let _ = removed.await;
+        removed.await.ok().flatten()
     }
 }
 
@@ -140,7 +145,8 @@ impl<S: Sandbox> Tasks<S> {
                 Ok(pid)
             }
             Err(error) => {
-                remains.remove(&*self.sandbox).await;
+                let lingering = remains.remove(&*self.sandbox).await;
+                locked(&self.lingering).extend(lingering);
                 task.bundle.forget(HOLDER_PID);
                 task.step(Step::Removed);
                 locked(&self.table).remove(&request.id);
@@ -180,11 +186,11 @@ impl<S: Sandbox> Tasks<S> {
             prepare(&spec, &bundle, &rootfs, &holder, &id)
         });
         let prepared = prepared.await;
-        let Prepared { spec, root, volumes, holder, mounted } =
+        let Prepared { spec, root, volumes, holder, mounted, cgroup } =
             prepared.map_err(|_cancelled| TaskError::Invalid("the shim is shutting down".into()))??;
         let pid = holder.pid();
         task.pid.store(pid, Ordering::Relaxed);
-        (remains.holder, remains.mounted) = (Some(holder), Some(mounted));
+        (remains.holder, remains.mounted, remains.cgroup) = (Some(holder), Some(mounted), Some(cgroup));
         let root_share = self.attach("r", root, remains).await?;
         let mut share_mounts = Vec::with_capacity(volumes.len());
         for volume in volumes {
@@ -272,6 +278,10 @@ fn prepare(spec: &Spec, bundle: &Bundle, rootfs: &[Mount], holder: &Path, id: &s
             log::warn!("cannot write {name} into {}: {error}", bundle.directory().display());
         }
     }
+    // The VMM's record is in the bundle of the pod's first container.
+    let vmm = bundle.recorded(VMM_PID).map(|vmm| vmm.pid);
+    let pids: Vec<u32> = vmm.into_iter().chain([holder.pid()]).collect();
+    let cgroup = Cgroup::enter(spec.cgroups_path(), bundle, &pids);
     let root = BindMount { index: 0, source, read_only: false };
-    Ok(Prepared { spec: for_guest, root, volumes, holder, mounted })
+    Ok(Prepared { spec: for_guest, root, volumes, holder, mounted, cgroup })
 }

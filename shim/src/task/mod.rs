@@ -35,6 +35,7 @@ use state::{Exit, State, Step};
 
 use crate::{
     bundle::Bundle,
+    cgroup::Cgroup,
     cleanup::{KILLED, timestamp},
     engine::{EngineError, Sandbox},
     error::TaskError,
@@ -92,6 +93,8 @@ pub struct Tasks<S> {
     grouped: bool,
     table: Mutex<HashMap<String, Arc<Task>>>,
     shares: AtomicU32,
+    /// Cgroups of deleted containers that the VMM is still in.
+    lingering: Mutex<Vec<Cgroup>>,
 }
 
 impl Task {
@@ -124,8 +127,16 @@ impl<S: Sandbox> Tasks<S> {
     /// No containers yet.
     #[must_use]
     pub fn new(sandbox: Arc<S>, events: Queue, holder: PathBuf, asked: Asked, grouped: bool) -> Arc<Self> {
-        let (table, shares) = (Mutex::default(), AtomicU32::new(0));
-        Arc::new(Self { sandbox, events, holder, asked, grouped, table, shares })
+        let (table, shares, lingering) = (Mutex::default(), AtomicU32::new(0), Mutex::default());
+        Arc::new(Self { sandbox, events, holder, asked, grouped, table, shares, lingering })
+    }
+
+    /// Removes the cgroups that the VMM was in. To be called when it is gone.
+    pub fn leave_cgroups(&self) {
+        let left: Vec<_> = locked(&self.lingering).drain(..).filter_map(Cgroup::leave).collect();
+        if !left.is_empty() {
+            log::warn!("a process is left in the cgroups {left:?}");
+        }
     }
 
     /// Lets a created container run; its pid.
@@ -221,7 +232,8 @@ impl<S: Sandbox> Tasks<S> {
         }
         let remains = locked(&task.remains).take();
         if let Some(remains) = remains {
-            remains.remove(&*self.sandbox).await;
+            let lingering = remains.remove(&*self.sandbox).await;
+            locked(&self.lingering).extend(lingering);
         }
         task.bundle.forget(crate::bundle::HOLDER_PID);
         task.step(Step::Removed);
