@@ -11,6 +11,7 @@
 //!   faults        things that die, and things that stand still
 //!   lifecycle     tasks that outlive their ctr: start, kill, wait, delete
 //!   machine       processors, ends
+//!   parallel      many at once
 //!   memory        what the host pays for
 //! ```
 #![forbid(unsafe_code)]
@@ -22,6 +23,7 @@ mod lifecycle;
 mod machine;
 mod memory;
 mod operator;
+mod parallel;
 mod pods;
 mod refusals;
 mod rootfs;
