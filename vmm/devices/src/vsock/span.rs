@@ -5,7 +5,7 @@
 
 use std::io;
 
-use virtio::{Chain, Memory};
+use virtio::{Chain, Descriptor, Memory};
 use vm_memory::{GuestMemory, ReadVolatile, VolatileMemoryError, VolatileSlice, WriteVolatile};
 
 /// Pieces of guest memory, each checked to be memory. Their number is bounded by the queue's size.
@@ -17,16 +17,17 @@ pub struct Span<'m> {
 impl<'m> Span<'m> {
     /// What the guest gave us to read; `None` if a piece is not memory.
     pub fn readable(memory: &'m Memory, chain: Chain) -> Option<Self> {
-        let piece =
-            |descriptor: virtio::Descriptor| memory.get_slice(descriptor.addr(), descriptor.len() as usize).ok();
-        Some(Self { pieces: chain.readable().map(piece).collect::<Option<_>>()? })
+        Self::of(memory, chain.readable())
     }
 
     /// What the guest gave us to write into; `None` if a piece is not memory.
     pub fn writable(memory: &'m Memory, chain: Chain) -> Option<Self> {
-        let piece =
-            |descriptor: virtio::Descriptor| memory.get_slice(descriptor.addr(), descriptor.len() as usize).ok();
-        Some(Self { pieces: chain.writable().map(piece).collect::<Option<_>>()? })
+        Self::of(memory, chain.writable())
+    }
+
+    fn of(memory: &'m Memory, descriptors: impl Iterator<Item = Descriptor>) -> Option<Self> {
+        let piece = |one: Descriptor| memory.get_slice(one.addr(), one.len() as usize).ok();
+        Some(Self { pieces: descriptors.map(piece).collect::<Option<_>>()? })
     }
 
     /// Bytes in all pieces.
