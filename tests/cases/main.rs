@@ -6,6 +6,7 @@
 //!   stdio         bytes in, bytes out, end of file, order
 //!   refusals      bad input: a clear error, nothing left behind
 //!   faults        things that die
+//!   files         virtio-fs as programs use it
 //!   operator      options, annotations, `nacre check` and `ps`, logs
 //!   lifecycle     tasks that outlive their ctr: start, kill, wait, delete
 //!   machine       processors, ends
@@ -14,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod faults;
+mod files;
 mod first_light;
 mod lifecycle;
 mod machine;
