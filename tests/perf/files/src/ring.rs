@@ -53,11 +53,21 @@ impl Ring {
         self.memory.read_volatile_from(GuestAddress(REQUEST), &mut device, MESSAGE)
     }
 
+    /// How long the reply may be: as in a guest, no longer than was asked for, and virtiofsd reads as much as fits.
+    fn room(&self) -> Outcome<usize> {
+        const HEADER: usize = 16;
+        let opcode: u32 = self.memory.read_obj(GuestAddress(REQUEST + 4))?;
+        // READ, READDIR, READDIRPLUS: header, handle and offset, then the size.
+        let asked = matches!(opcode, 15 | 28 | 44).then(|| self.memory.read_obj::<u32>(GuestAddress(REQUEST + 56)));
+        Ok(HEADER + asked.transpose()?.map_or(4096, |size| (size as usize).min(MESSAGE - HEADER)))
+    }
+
     /// Has the request served, and hands the reply to `device`.
     pub fn serve(&mut self, length: usize, mut device: &File) -> Outcome<()> {
         let [table, available, used] = parts(1);
+        let room = self.room()? as u32;
         for (at, (address, length, flags, next)) in
-            (table..).step_by(16).zip([(REQUEST, length as u32, 1u16, 1u16), (REPLY, MESSAGE as u32, 2, 0)])
+            (table..).step_by(16).zip([(REQUEST, length as u32, 1u16, 1u16), (REPLY, room, 2, 0)])
         {
             self.memory.write_obj(address, GuestAddress(at))?;
             self.memory.write_obj(length, GuestAddress(at + 8))?;
@@ -75,8 +85,8 @@ impl Ring {
         }
         let written: u32 = self.memory.read_obj(GuestAddress(used + 4 + slot * 8 + 4))?;
         if written > 0 {
-            let r=self.memory.write_all_volatile_to(GuestAddress(REPLY), &mut device, written as usize);
-            if let Err(e)=r { let q:[u32;10]=self.memory.read_obj(GuestAddress(REQUEST))?; let a:[u32;4]=self.memory.read_obj(GuestAddress(REPLY))?; eprintln!("DBG {e} req {q:?} len {length} reply {a:?} written {written}"); }
+            // ENOENT: the mount is gone, with whatever it had asked last.
+            let _ = self.memory.write_volatile_to(GuestAddress(REPLY), &mut device, written as usize);
         }
         Ok(())
     }

@@ -79,7 +79,7 @@ impl Theirs {
             .arg(shared)
             .arg("--socket-path")
             .arg(&socket)
-            .stderr(Stdio::inherit())
+            .stderr(Stdio::null())
             .spawn()?;
         // From here on it is ended whatever fails.
         let mut theirs = Theirs { process, _frontend: None, _folder: folder };
@@ -136,5 +136,7 @@ fn connect(socket: &Path, ring: &Ring) -> Outcome<Frontend> {
         frontend.set_vring_kick(index, doorbell)?;
         frontend.set_vring_enable(index, true)?;
     }
+    // A question, since only its answer says that what was told before it is in force.
+    frontend.get_features()?;
     Ok(frontend)
 }
