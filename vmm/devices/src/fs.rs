@@ -79,7 +79,9 @@ struct Service {
 impl MutEventSubscriber for Service {
     fn init(&mut self, ops: &mut EventOps<'_>) {
         for (index, queue) in (0..).zip(&self.queues) {
-            if let Err(error) = ops.add(Events::with_data(queue.doorbell(), index, EventSet::IN)) {
+            // Each ring is an edge, so the doorbell need not be read: one system call less for each request.
+            let edges = EventSet::IN | EventSet::EDGE_TRIGGERED;
+            if let Err(error) = ops.add(Events::with_data(queue.doorbell(), index, edges)) {
                 log::error!("virtio-fs: cannot listen to its doorbell: {error}");
             }
         }
@@ -88,7 +90,6 @@ impl MutEventSubscriber for Service {
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
         let Self { server, queues, complained } = self;
         let Some(queue) = queues.get_mut(events.data() as usize) else { return };
-        queue.answer_doorbell();
         let served = queue.drain(|memory, chain| {
             serve(server, memory, chain).unwrap_or_else(|error| {
                 if !*complained {

@@ -9,8 +9,9 @@
 //! everything else. What is compared is what differs: the way from the doorbell to the interrupt. Requests come one
 //! at a time. Neither side has its jail or seccomp filter on; both may cache names and attributes for one second.
 //!
-//! Each kind of work runs in pairs, in turns of who is first, each with a fresh server and mount. Told is the median of the pairs'
-//! ratios: above 1, Nacre took less time. `perf-files PAIRS COMMAND...`, where COMMAND starts virtiofsd.
+//! Each kind of work runs in pairs, in turns of who is first, each with a fresh server and mount. Told are the medians
+//! of both and of the pairs' ratios: above 1, Nacre took less. The server's processor time depends less on what else the machine
+//! does. `perf-files PAIRS COMMAND...`, where COMMAND starts virtiofsd.
 #![forbid(unsafe_code)]
 
 mod mount;
@@ -30,27 +31,37 @@ use work::Work;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
+/// What a run took: on the clock, and of a processor for the server alone.
+#[derive(Clone, Copy)]
+struct Took {
+    clock: f64,
+    server: f64,
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
 /// One side of a pair, from its start to its end.
-fn run(work: &Work, ours: bool, shared: &Path, command: &[String]) -> Outcome<Duration> {
+fn run(work: &Work, ours: bool, shared: &Path, command: &[String]) -> Outcome<Took> {
     work.prepare(shared)?;
     let at = tempfile::tempdir()?;
     let ring = Ring::new()?;
-    let took = if ours {
+    if ours {
         let served = Ours::start(&ring, shared)?;
-        let mounted = Mounted::new(ring, at.path())?;
-        let took = work.time(&at.path().join("share"))?;
-        drop(mounted);
-        drop(served);
-        took
+        let _mounted = Mounted::new(ring, at.path())?;
+        measure(|| work.time(&at.path().join("share")), || served.processor_time())
     } else {
         let served = Theirs::start(&ring, shared, command)?;
-        let mounted = Mounted::new(ring, at.path())?;
-        let took = work.time(at.path())?;
-        drop(mounted);
-        drop(served);
-        took
-    };
-    Ok(took)
+        let _mounted = Mounted::new(ring, at.path())?;
+        measure(|| work.time(at.path()), || served.processor_time())
+    }
+}
+
+fn measure(act: impl Fn() -> Outcome<Duration>, server: impl Fn() -> Outcome<Duration>) -> Outcome<Took> {
+    let before = server()?;
+    let clock = milliseconds(act()?);
+    Ok(Took { clock, server: milliseconds(server()? - before) })
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -65,26 +76,31 @@ fn main() -> Outcome<()> {
     virtiofs::clear_umask();
     // In memory: a disk would be the same for both, and slow.
     let shared = tempfile::tempdir_in("/dev/shm")?;
-    println!("{:24} {:>10} {:>10} {:>7}  (of {pairs} pairs: lowest, highest)", "", "nacre", "virtiofsd", "ratio");
+    println!("{pairs} pairs: medians in ms, and virtiofsd's by nacre's (lowest and highest)");
+    println!("{:24} {:^39} {:^39}", "", "on the clock", "the server's processor time");
     for work in work::ALL {
-        let (mut nacre, mut other, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut nacre, mut other) = (Vec::new(), Vec::new());
         // The first pair warms up.
         for pair in 0..=pairs {
-            let mut took = [Duration::ZERO; 2];
             for ours in [pair % 2 == 0, pair % 2 != 0] {
-                took[usize::from(ours)] = run(work, ours, shared.path(), &command)?;
-            }
-            let [theirs, ours] = took.map(|time| time.as_secs_f64() * 1e3);
-            if pair > 0 {
-                (nacre.push(ours), other.push(theirs), ratios.push(theirs / ours));
+                let took = run(work, ours, shared.path(), &command)?;
+                if pair > 0 {
+                    if ours { nacre.push(took) } else { other.push(took) }
+                }
             }
         }
-        let lowest = ratios.iter().copied().fold(f64::INFINITY, f64::min);
-        let highest = ratios.iter().copied().fold(0.0, f64::max);
-        let (nacre, other, ratio) = (median(nacre), median(other), median(ratios));
-        println!("{:24} {nacre:7.1} ms {other:7.1} ms {ratio:7.2}  {lowest:.2} {highest:.2}", work.name);
+        let columns = [|took: &Took| took.clock, |took: &Took| took.server].map(|of| column(&nacre, &other, of));
+        println!("{:24} {}", work.name, columns.join(" "));
         fs::remove_dir_all(shared.path())?;
         fs::create_dir(shared.path())?;
     }
     Ok(())
+}
+
+fn column(nacre: &[Took], other: &[Took], of: fn(&Took) -> f64) -> String {
+    let ratios: Vec<f64> = nacre.iter().zip(other).map(|(ours, theirs)| of(theirs) / of(ours)).collect();
+    let lowest = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+    let highest = ratios.iter().copied().fold(0.0, f64::max);
+    let [nacre, other] = [nacre, other].map(|all| median(all.iter().map(of).collect()));
+    format!("{nacre:8.1} {other:8.1} {:6.2} ({lowest:5.2} {highest:5.2})", median(ratios))
 }

@@ -22,6 +22,19 @@ use super::ring::{MEMORY, Ring, SIZE, parts};
 
 const STARTED_WITHIN: Duration = Duration::from_secs(10);
 
+/// Processor time that threads of a process have used, those that `wanted` picks by name.
+fn processor_time(process: &str, wanted: impl Fn(&str) -> bool) -> Outcome<Duration> {
+    let mut sum = 0;
+    for task in std::fs::read_dir(format!("/proc/{process}/task"))? {
+        let task = task?.path();
+        if wanted(std::fs::read_to_string(task.join("comm"))?.trim()) {
+            let figures = std::fs::read_to_string(task.join("schedstat"))?;
+            sum += figures.split(' ').next().unwrap_or_default().parse::<u64>()?;
+        }
+    }
+    Ok(Duration::from_nanos(sum))
+}
+
 /// Nacre's device on its worker, behind its registers.
 pub struct Ours(MmioTransport);
 
@@ -51,6 +64,10 @@ impl Ours {
         }
         set(VIRTIO_MMIO_STATUS, 15);
         Ok(Ours(transport))
+    }
+
+    pub fn processor_time(&self) -> Outcome<Duration> {
+        processor_time("self", |name| name == "fs")
     }
 }
 
@@ -92,6 +109,10 @@ impl Theirs {
         }
         theirs._frontend = Some(connect(&socket, ring)?);
         Ok(theirs)
+    }
+
+    pub fn processor_time(&self) -> Outcome<Duration> {
+        processor_time(&self.process.id().to_string(), |_| true)
     }
 }
 
