@@ -5,6 +5,7 @@
 //!   rootfs        where the root comes from, and where writes go
 //!   stdio         bytes in, bytes out, end of file, order
 //!   refusals      bad input: a clear error, nothing left behind
+//!   files         virtio-fs as programs use it
 //!   operator      options, annotations, `nacre check` and `ps`, logs
 //!   core          what must hold on each of the lab's containerds
 //!   pods          several containers, one machine
@@ -18,6 +19,7 @@
 
 mod core;
 mod faults;
+mod files;
 mod first_light;
 mod lifecycle;
 mod machine;

@@ -1,7 +1,7 @@
 //! Directories of the host, served to a guest as one FUSE file system: the file half of a virtio-fs device.
 //!
 //! This crate knows nothing of virtio or VMs. A device wraps a [`ShareTree`] in
-//! [`fuse_backend_rs::api::server::Server`] and hands it requests from its queues.
+//! [`Server`] and hands it requests from its queues.
 //!
 //! ```text
 //!   /            the root: a read-only directory that this crate makes up
@@ -40,11 +40,14 @@
 //!
 //! # What is not here
 //!
-//! * **Locks shared with the host**: `flock` and `fcntl` locks are the guest's own. fuse-backend-rs gives a waiting
-//!   lock (SETLKW) to the same method as one that must not wait, so neither could be answered correctly; and a lock
-//!   that waits would hold up a queue. Guest and host must not write one SQLite database at the same time.
-//! * **copy_file_range, syncfs, O_TMPFILE, statx**: fuse-backend-rs has no such requests, answers ENOSYS, and the
-//!   guest's kernel copies by reading and writing, or tells its caller. `fsync` reaches the disk.
+//! * **Locks shared with the host**: `flock` and `fcntl` locks are the guest's own, on purpose. All containers of a pod
+//!   are one guest, so they exclude each other, with waiting, deadlock detection and release at death done by one
+//!   kernel and without a round trip. Passed on, a lock that waits would hold up the queue behind it (or needs a
+//!   thread for each), a guest could lock a host's program out for good, and the host could not tell guest processes
+//!   apart when one dies; fuse-backend-rs hands SETLKW to the method for SETLK besides. The price: a guest and
+//!   whoever else has the volume do not exclude each other, and must not write one SQLite database at the same time.
+//! * **Birth times** (statx): the guest's kernel gets everything else from GETATTR. [`server`](Server) has the list of
+//!   all requests and their answers.
 //! * **POSIX ACLs enforced by the guest**: the attributes are carried, but checking them would cost the guest a
 //!   request for each file that is not its caller's own.
 //! * **The writeback cache**: a guest that holds back writes owns size and modification time, and the host would see
@@ -55,6 +58,7 @@ mod handles;
 mod limits;
 mod passthrough;
 mod reach;
+mod server;
 mod share;
 mod stat;
 mod sys;
@@ -70,6 +74,7 @@ use crate::share::Shares;
 use crate::tree::Tree;
 
 pub use crate::limits::Limits;
+pub use crate::server::Server;
 pub use crate::share::{CachePolicy, ShareError, ShareOptions};
 
 /// The file system of one virtio-fs device: a root directory with shares in it.

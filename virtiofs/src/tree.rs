@@ -155,6 +155,18 @@ impl Tree {
         entered
     }
 
+    /// Records a file that was just made and has no name yet. Whatever had its inode number is gone.
+    pub fn enter_nameless(&mut self, key: FileKey, kind: u32) -> Result<NodeId, Refusal> {
+        if let Some(&gone) = self.by_key.get(&key) {
+            self.disown(gone, key);
+        }
+        let id = self.add(key, kind)?;
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.lookups += 1;
+        }
+        Ok(id)
+    }
+
     fn place(&mut self, parent: NodeId, name: &CStr, key: FileKey, kind: u32) -> Result<NodeId, Refusal> {
         let before = self.child(parent, name);
         let id = match self.same_file(key, kind) {
@@ -209,20 +221,25 @@ impl Tree {
         self.nodes.get_mut(&id).is_some_and(|node| node.opened_as.replace(version) == Some(version))
     }
 
-    /// The node of this key, unless the number was reused for another kind of file: then the old node is left
-    /// without key and places, and whatever the guest still asks of it is stale.
+    /// The node of this key, unless the number was reused for another kind of file.
     fn same_file(&mut self, key: FileKey, kind: u32) -> Option<NodeId> {
         let id = *self.by_key.get(&key)?;
         if self.nodes.get(&id).is_some_and(|node| node.kind == kind) {
             return Some(id);
         }
+        self.disown(id, key);
+        None
+    }
+
+    /// The inode number is another file's now: the node is left without key and places, and whatever the guest still
+    /// asks of it is stale.
+    fn disown(&mut self, id: NodeId, key: FileKey) {
         self.by_key.remove(&key);
         let left = self.nodes.get_mut(&id).map(|node| std::mem::take(&mut node.places)).unwrap_or_default();
         for place in left {
             self.remove_child(place.parent, &place.name);
             self.free_if_unused(place.parent);
         }
-        None
     }
 
     fn add(&mut self, key: FileKey, kind: u32) -> Result<NodeId, Refusal> {

@@ -117,6 +117,19 @@ fn a_full_tree_refuses_new_nodes_and_goes_on_with_those_it_has() {
 }
 
 #[test]
+fn a_file_made_without_a_name_is_not_the_one_that_had_its_inode_number() {
+    let (mut tree, top) = a_tree_with_a_share();
+    let old = tree.enter(top, c"a", key(2), FILE).expect("old");
+    let new = tree.enter_nameless(key(2), FILE).expect("new");
+    assert_ne!(old, new);
+    assert!(tree.get(old).expect("still held").places.is_empty());
+    assert_eq!(tree.enter(top, c"b", key(2), FILE), Ok(new), "it is named");
+    tree.forget(new, 2);
+    tree.forget(old, 1);
+    assert_eq!(tree.take_freed(), [new, old]);
+}
+
+#[test]
 fn a_file_that_looks_the_same_at_two_opens_is_recognised() {
     let (mut tree, top) = a_tree_with_a_share();
     let a = tree.enter(top, c"a", key(2), FILE).expect("a");
@@ -130,6 +143,7 @@ fn a_file_that_looks_the_same_at_two_opens_is_recognised() {
 enum Call {
     Enter { parent: usize, name: u8, ino: u64, dir: bool },
     Share,
+    Nameless { ino: u64 },
     Unlinked { parent: usize, name: u8 },
     Renamed { from: (usize, u8), to: (usize, u8), exchange: bool },
     Forget { node: usize, count: u64 },
@@ -141,6 +155,7 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
         4 => (place(), 2..10u64, any::<bool>())
             .prop_map(|((parent, name), ino, dir)| Call::Enter { parent, name, ino, dir }),
         1 => Just(Call::Share),
+        1 => (2..10u64).prop_map(|ino| Call::Nameless { ino }),
         2 => place().prop_map(|(parent, name)| Call::Unlinked { parent, name }),
         2 => (place(), place(), any::<bool>()).prop_map(|(from, to, exchange)| Call::Renamed { from, to, exchange }),
         2 => (0..8usize, 0..3u64).prop_map(|(node, count)| Call::Forget { node, count }),
@@ -160,6 +175,7 @@ fn apply(tree: &mut Tree, known: &mut Vec<NodeId>, call: &Call) {
             entered = tree.enter(node(*parent), &name(*letter), key(*ino), if *dir { DIR } else { FILE }).ok();
         }
         Call::Share => entered = tree.enter_share(key(1), DIR).ok(),
+        Call::Nameless { ino } => entered = tree.enter_nameless(key(*ino), FILE).ok(),
         Call::Unlinked { parent, name: letter } => tree.unlinked(node(*parent), &name(*letter)),
         Call::Renamed { from, to, exchange } => {
             let (old, new) = (name(from.1), name(to.1));

@@ -164,3 +164,57 @@ fn a_share_can_be_detached_under_a_program_that_has_a_file_open() {
     drop(file);
     assert_eq!(stage.tree.in_use().1, 0);
 }
+
+/// Python, where there is one, in the share; what it printed.
+fn python(stage: &Stage, script: &str) -> Option<String> {
+    let out = Command::new("python3").args(["-c", script]).current_dir(stage.share()).output().ok()?;
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    Some(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+#[test]
+fn processes_exclude_each_other_by_locks_and_wait_for_them() {
+    let Some(stage) = Stage::set(CachePolicy::private()) else { return };
+    let script = "import fcntl, os, time
+for name, lock in (('flock', fcntl.flock), ('fcntl', fcntl.lockf)):
+    f = open('lock', 'w'); lock(f, fcntl.LOCK_EX)
+    ready, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        g = open('lock', 'w')
+        try: lock(g, fcntl.LOCK_EX | fcntl.LOCK_NB); os._exit(1)
+        except BlockingIOError: os.write(told, b'x')
+        before = time.monotonic(); lock(g, fcntl.LOCK_EX)
+        os._exit(0 if time.monotonic() - before > 0.15 else 2)
+    os.read(ready, 1); time.sleep(0.3); lock(f, fcntl.LOCK_UN)
+    print(name, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))";
+    if let Some(printed) = python(&stage, script) {
+        assert_eq!(printed, "flock 0\nfcntl 0\n");
+    }
+}
+
+#[test]
+fn a_nameless_file_is_filled_and_then_named() {
+    let Some(stage) = Stage::set(CachePolicy::private()) else { return };
+    let script = "import os
+f = os.open('.', os.O_TMPFILE | os.O_RDWR, 0o640); os.write(f, b'whole')
+assert os.listdir() == [], os.listdir()
+assert os.fstat(f).st_nlink == 0
+os.link(f'/proc/self/fd/{f}', 'named', src_dir_fd=f)
+assert os.fstat(f).st_nlink == 1; os.close(f)
+print(open('named').read())";
+    if let Some(printed) = python(&stage, script) {
+        assert_eq!(printed, "whole\n");
+        assert_eq!(fs::read(stage.behind.join("named")).expect("on the host"), b"whole");
+    }
+}
+
+#[test]
+fn copies_are_whole_whatever_the_guest_still_has_in_its_cache() {
+    let Some(stage) = Stage::set(CachePolicy::private()) else { return };
+    let printed = stage.run(
+        "head -c 20000000 /dev/urandom > a; cp a b; cmp a b; echo more >> a; cp a b; cmp a b
+         cp --sparse=always a c; cmp a c; sync; sync a; wc -c < b",
+    );
+    assert_eq!(printed, "20000005\n");
+}

@@ -1,4 +1,4 @@
-//! Making files: CREATE, MKNOD, MKDIR, SYMLINK, LINK.
+//! Making files: CREATE, TMPFILE, MKNOD, MKDIR, SYMLINK, LINK.
 //!
 //! The kernel makes a file as this process's own and with the parent's setgid rules applied; where the caller is
 //! somebody else it is then given to them. In between, other requests may see it with root as owner, as nobody whom
@@ -127,9 +127,32 @@ impl ShareTree {
             Err(Errno::EXIST) if args.flags & libc::O_EXCL as u32 == 0 => return self.open_existing(&place, args),
             Err(errno) => return Err(errno),
         };
-        let found = self.adopt_file(&place, &file, mode)?;
+        let found = self.adopt_file(&place, &file, mode).inspect_err(|_| discard(&place, AtFlags::empty()))?;
         let entry = self.enter(&place.share, parent, name, &found)?;
         // Without its handle the guest does not learn of the entry either.
+        let number = self
+            .keep_open(&place.share, entry.inode, file, args.flags)
+            .inspect_err(|_| self.let_go(&[(entry.inode, 1)]))?;
+        Ok((entry, number, open_options(&place.share, true)))
+    }
+
+    /// O_TMPFILE: a file without a name, which is reached through its handle until LINK gives it one.
+    pub(crate) fn create_nameless(
+        &self,
+        ctx: &Context,
+        parent: NodeId,
+        args: &CreateIn,
+    ) -> Result<(Entry, u64, OpenOptions), Errno> {
+        // It is made in the directory as such.
+        let place = self.birthplace(ctx, parent, c"-")?;
+        self.handles.check_room()?;
+        let mode = args.mode & !args.umask & 0o7777;
+        // With O_EXCL it can never be given a name.
+        let kept = OFlags::from_bits_retain(args.flags) & OFlags::EXCL;
+        let flags = usable_flags(args.flags) | kept | OFlags::TMPFILE | OFlags::CLOEXEC;
+        let file = self.shedding(|| rustix::fs::openat(&place.directory, c".", flags, Mode::from_raw_mode(mode)))?;
+        let found = self.adopt_file(&place, &file, mode)?;
+        let entry = self.enter_nameless(&place.share, &found)?;
         let number = self
             .keep_open(&place.share, entry.inode, file, args.flags)
             .inspect_err(|_| self.let_go(&[(entry.inode, 1)]))?;
@@ -170,7 +193,10 @@ impl ShareTree {
         let made = stat::of_name(&place.directory, place.name)?;
         let found = match owner_to_set(place, &made)? {
             None => made,
-            Some(owner) => self.give_away(place, &made, mode, owner).inspect_err(|_| discard(place, &made))?,
+            Some(owner) => {
+                let flags = if made.kind() == libc::S_IFDIR { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+                self.give_away(place, &made, mode, owner).inspect_err(|_| discard(place, flags))?
+            }
         };
         self.enter(&place.share, place.parent, place.name, &found)
     }
@@ -187,11 +213,11 @@ impl ShareTree {
     fn adopt_file(&self, place: &Birthplace, file: &OwnedFd, mode: u32) -> Result<Stat, Errno> {
         let made = stat::of_descriptor(file)?;
         let Some(owner) = owner_to_set(place, &made)? else { return Ok(made) };
-        let given = rustix::fs::fchown(file, owner.uid, owner.gid).and_then(|()| {
-            // chown takes setuid and setgid away, also from root.
-            if mode & 0o6000 == 0 { Ok(()) } else { rustix::fs::fchmod(file, Mode::from_raw_mode(made.permissions())) }
-        });
-        given.inspect_err(|_| discard(place, &made))?;
+        rustix::fs::fchown(file, owner.uid, owner.gid)?;
+        // chown takes setuid and setgid away, also from root.
+        if mode & 0o6000 != 0 {
+            rustix::fs::fchmod(file, Mode::from_raw_mode(made.permissions()))?;
+        }
         stat::of_descriptor(file)
     }
 }
@@ -208,8 +234,7 @@ fn owner_to_set(place: &Birthplace, made: &Stat) -> Result<Option<Owner>, Errno>
 }
 
 /// Removes what was just made and could not be given away.
-fn discard(place: &Birthplace, made: &Stat) {
-    let flags = if made.kind() == libc::S_IFDIR { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+fn discard(place: &Birthplace, flags: AtFlags) {
     let _ = rustix::fs::unlinkat(&place.directory, place.name, flags);
 }
 

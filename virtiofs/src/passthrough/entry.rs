@@ -43,6 +43,17 @@ impl ShareTree {
         }
     }
 
+    /// Records a file that was just made without a name.
+    pub(super) fn enter_nameless(&self, share: &Share, made: &Stat) -> Result<Entry, Errno> {
+        let (entered, freed) = {
+            let mut tree = self.tree();
+            let entered = tree.enter_nameless(made.key(share.id), made.kind());
+            (entered, tree.take_freed())
+        };
+        self.descriptors.forgotten(&freed);
+        Ok(self.entry(share, entered?, made))
+    }
+
     /// Records a file that was found and describes it to the guest.
     pub(super) fn enter(&self, share: &Share, parent: NodeId, name: &CStr, found: &Stat) -> Result<Entry, Errno> {
         let (entered, freed) = {

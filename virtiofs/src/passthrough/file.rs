@@ -1,4 +1,4 @@
-//! Open files: OPEN, READ, WRITE, FSYNC, FALLOCATE, LSEEK, RELEASE.
+//! Open files: OPEN, READ, WRITE, COPY_FILE_RANGE, FSYNC, SYNCFS, FALLOCATE, LSEEK, RELEASE.
 //!
 //! A read or a write is one table lookup and one `preadv` or `pwritev` straight between the file and guest memory.
 //!
@@ -6,6 +6,7 @@
 //! O_APPEND the host would ignore the offset and the file would grow; such writes therefore go through a second
 //! descriptor without O_APPEND.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -37,6 +38,9 @@ pub(super) struct Write {
     pub from: WrittenBy,
     pub fuse_flags: u32,
 }
+
+/// What one COPY_FILE_RANGE copies at most. Programs ask again for the rest; in between others are served.
+const COPIED_AT_ONCE: u64 = 8 << 20;
 
 impl ShareTree {
     pub(super) fn open_file(&self, node: NodeId, flags: u32, fuse_flags: u32) -> Result<(u64, OpenOptions), Errno> {
@@ -104,6 +108,41 @@ impl ShareTree {
         }
         let file = self.reopen(&handle.file, OFlags::WRONLY)?;
         Ok(handle.at_offset.get_or_init(|| file))
+    }
+
+    /// Copies between two open files, each given by node, handle and offset. EXDEV where the host cannot, upon which
+    /// the guest's kernel reads and writes.
+    pub(crate) fn copy_range(
+        &self,
+        from: (NodeId, u64, u64),
+        to: (NodeId, u64, u64),
+        length: u64,
+    ) -> Result<u32, Errno> {
+        let (source, target) = (self.handle(from.0, from.1)?, self.handle(to.0, to.1)?);
+        let (mut read_at, mut write_at) = (from.2, to.2);
+        // A negative offset must not reach the kernel.
+        i64::try_from(read_at.max(write_at)).map_err(|_| Errno::INVAL)?;
+        let length = length.min(COPIED_AT_ONCE) as usize;
+        let (source, target) = (&source.file, &target.file);
+        let copied = rustix::fs::copy_file_range(source, Some(&mut read_at), target, Some(&mut write_at), length)?;
+        Ok(copied as u32)
+    }
+
+    /// What was written to any share is on the host's disks when this returns. The first failure is told, the rest is
+    /// synced nevertheless.
+    pub(crate) fn sync_shares(&self) -> Result<(), Errno> {
+        let (mut last, mut done, mut outcome) = (0, HashSet::new(), Ok(()));
+        loop {
+            let Some(share) = self.shares().after(last) else { return outcome };
+            last = share.id;
+            let has_content = matches!(share.kind, libc::S_IFDIR | libc::S_IFREG);
+            if share.options.read_only || !has_content || !done.insert(share.key.dev) {
+                continue;
+            }
+            // What was attached may be a path only, and that cannot be synced.
+            let synced = self.reopen(&share.root, OFlags::RDONLY).and_then(rustix::fs::syncfs);
+            outcome = outcome.and(synced);
+        }
     }
 
     pub(super) fn sync(&self, node: NodeId, number: u64, data_only: bool) -> Result<(), Errno> {

@@ -8,12 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use fuse_backend_rs::api::server::Server;
 use fuse_backend_rs::transport::{Reader, VirtioFsWriter};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use virtio_queue::desc::{RawDescriptor, split::Descriptor};
 use virtio_queue::mock::MockSplitQueue;
-use virtiofs::ShareTree;
+use virtiofs::{Server, ShareTree};
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryMmap};
 
 const REQUEST: u64 = 0x10_0000;
@@ -56,7 +55,7 @@ impl Drop for Mounted {
     }
 }
 
-fn serve(mut device: File, server: &Server<Arc<ShareTree>>) {
+fn serve(mut device: File, server: &Server) {
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory");
     let mut message = vec![0; MESSAGE];
     loop {
@@ -77,7 +76,7 @@ fn serve(mut device: File, server: &Server<Arc<ShareTree>>) {
     }
 }
 
-fn handle(memory: &GuestMemoryMmap, server: &Server<Arc<ShareTree>>, request: &[u8]) -> usize {
+fn handle(memory: &GuestMemoryMmap, server: &Server, request: &[u8]) -> usize {
     memory.write_slice(request, GuestAddress(REQUEST)).expect("in memory");
     let chain = [(REQUEST, request.len(), 0), (REPLY, MESSAGE, WRITABLE)]
         .map(|(at, size, flags)| RawDescriptor::from(Descriptor::new(at, size as u32, flags, 0)));
@@ -87,5 +86,5 @@ fn handle(memory: &GuestMemoryMmap, server: &Server<Arc<ShareTree>>, request: &[
     let chain = queue.build_desc_chain(&chain).expect("a chain");
     let reader = Reader::from_descriptor_chain(memory, chain.clone()).expect("readable");
     let writer = VirtioFsWriter::new(memory, chain).expect("writable");
-    server.handle_message(reader, writer.into(), None, None).expect("this kernel sends well-formed requests")
+    server.handle_message(reader, writer.into()).expect("this kernel sends well-formed requests")
 }
