@@ -32,7 +32,7 @@ def run(*checks):
 /// Runs `checks` in `folders` of a container, and expects all of them to be ok.
 #[track_caller]
 fn all_ok(container: Container, checks: &str, folders: &[&str]) {
-    let names: Vec<_> = checks.lines().filter_map(|line| Some(line.strip_prefix("def ")?.split('(').next()?)).collect();
+    let names: Vec<_> = checks.lines().filter_map(|line| line.strip_prefix("def ")?.split('(').next()).collect();
     let program = format!("{CHECKS}{checks}\nrun({})", names.join(", "));
     let outcome = container.command(&[&["python3", "-c", &program], folders].concat()).run().expect_code(0);
     let expected = folders.iter().flat_map(|folder| names.iter().map(move |name| format!("ok {folder}/{name}\n")));
