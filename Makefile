@@ -20,7 +20,7 @@ STATIC := -C target-feature=+crt-static -C relocation-model=static
 comma := ,
 say = @echo "==> $(1)" >&2
 
-.PHONY: help demo test check unit house vm count bench lab build kernel agent needs lab-ready install clean
+.PHONY: help demo test check unit house vm count bench soak files lab build kernel agent needs lab-ready install clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -76,6 +76,12 @@ count: build lab-ready ## count what a start costs, and fail if it has become de
 
 bench: build lab-ready ## count what a start costs, beside runc and pvisor
 	@tests/perf/bench $(LAB) $(STAGE) $(NACRE_CACHE)/bench
+
+files: needs ## compare virtio-fs with Debian's virtiofsd, in pairs on this host
+	@tests/perf/files/run
+
+soak: build lab-ready ## 500 runs in a row and 20 times 20 at once, on each containerd of the lab (hours)
+	@tests/lab/soak $(LAB) $(STAGE)
 
 install: build ## install on this machine, under /usr/local
 	@cp -r $(STAGE)/usr/local/. /usr/local/

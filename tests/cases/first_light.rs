@@ -54,13 +54,3 @@ fn environment_and_user_are_the_specs() {
         .expect_code(0);
     assert_eq!(outcome.stdout, "hello world\n1234\n5678\ndenied\n");
 }
-
-#[test]
-fn fifty_runs_in_a_row_leave_nothing_behind() {
-    let before = Census::take();
-    for round in 0..50 {
-        let outcome = Container::new(images::BUSYBOX).script(&format!("echo {round}")).run().expect_code(0);
-        assert_eq!(outcome.stdout, format!("{round}\n"));
-    }
-    before.expect_nothing_new();
-}

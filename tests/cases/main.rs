@@ -12,7 +12,7 @@
 //!   faults        things that die, and things that stand still
 //!   lifecycle     tasks that outlive their ctr: start, kill, wait, delete
 //!   machine       processors, ends
-//!   parallel      many at once
+//!   many          many in a row, many at once
 //!   memory        what the host pays for
 //! ```
 #![forbid(unsafe_code)]
@@ -23,9 +23,9 @@ mod files;
 mod first_light;
 mod lifecycle;
 mod machine;
+mod many;
 mod memory;
 mod operator;
-mod parallel;
 mod pods;
 mod refusals;
 mod rootfs;
