@@ -15,7 +15,9 @@ fn container_that_is_restarted_in_its_pod_leaves_no_trace_of_earlier_lives() {
     let before = Census::take();
     let sandbox = Task::start_in("pod", "pod", "sleep 1000");
     let crash = || {
-        let container = in_pod().script("cat > /dev/null; head -c 1000000 /dev/zero > /junk; exit 1");
+        let script = "find / -xdev > /dev/null; cat > /dev/null; head -c 1000000 /dev/zero > /junk; \
+                      sleep 1000 < /bin/busybox & exit 1";
+        let container = in_pod().script(script);
         let _ = container.stdin(b"some input").run().expect_code(1);
     };
     // The first ones fill tables and caches that are kept.

@@ -1,7 +1,7 @@
 //! `nacre-vmm`: one virtual machine, driven over its standard input (see `vmm-api`).
 //!
-//! It takes no arguments (but `--probe`, see [`probe`]) and opens no path: KVM, kernel, initramfs and shares arrive as descriptors, and the jail of
-//! ADR-0007 closes around it before it reads its first request.
+//! It takes no arguments (but `--probe`, see [`probe`]) and opens no path: KVM, kernel, initramfs and shares arrive as
+//! descriptors, and the jail of ADR-0007 closes around it before it reads its first request.
 #![forbid(unsafe_code)]
 
 mod bus;
