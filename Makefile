@@ -20,7 +20,7 @@ STATIC := -C target-feature=+crt-static -C relocation-model=static
 comma := ,
 say = @echo "==> $(1)" >&2
 
-.PHONY: help demo test check unit house vm count bench lab build kernel agent needs lab-ready install clean
+.PHONY: help demo test check unit house vm count bench fuzz lab build kernel agent needs lab-ready install clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -60,6 +60,7 @@ test: check unit vm count ## formatting, clippy, house rules, unit tests, VM tes
 check: needs
 	$(call say,formatting and clippy)
 	@cargo fmt --all --check
+	cargo fmt --manifest-path tests/fuzz/Cargo.toml --check
 	cargo clippy --workspace --all-targets --all-features --quiet -- -D warnings
 
 unit: needs
@@ -76,6 +77,10 @@ count: build lab-ready ## count what a start costs, and fail if it has become de
 
 bench: build lab-ready ## count what a start costs, beside runc and pvisor
 	@tests/perf/bench $(LAB) $(STAGE) $(NACRE_CACHE)/bench
+
+SECONDS ?= 60
+fuzz: ## run each fuzz target for a while: SECONDS=60 each
+	@tests/fuzz/run all $(SECONDS)
 
 install: build ## install on this machine, under /usr/local
 	@cp -r $(STAGE)/usr/local/. /usr/local/
