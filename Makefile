@@ -20,7 +20,7 @@ STATIC := -C target-feature=+crt-static -C relocation-model=static
 comma := ,
 say = @echo "==> $(1)" >&2
 
-.PHONY: help demo test check unit house vm count bench soak files lab build kernel agent needs lab-ready install clean
+.PHONY: help demo test check unit house vm count bench soak files fuzz lab build kernel agent needs lab-ready install clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -60,6 +60,7 @@ test: check unit vm count ## formatting, clippy, house rules, unit tests, VM tes
 check: needs
 	$(call say,formatting and clippy)
 	@cargo fmt --all --check
+	cargo fmt --manifest-path tests/fuzz/Cargo.toml --check
 	cargo clippy --workspace --all-targets --all-features --quiet -- -D warnings
 
 unit: needs
@@ -82,6 +83,10 @@ files: needs ## compare virtio-fs with Debian's virtiofsd, in pairs on this host
 
 soak: build lab-ready ## 500 runs in a row and 20 times 20 at once, on each containerd of the lab (hours)
 	@tests/lab/soak $(LAB) $(STAGE)
+
+SECONDS ?= 60
+fuzz: ## run each fuzz target for a while: SECONDS=60 each
+	@tests/fuzz/run all $(SECONDS)
 
 install: build ## install on this machine, under /usr/local
 	@cp -r $(STAGE)/usr/local/. /usr/local/

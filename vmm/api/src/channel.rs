@@ -136,7 +136,8 @@ impl Channel {
         if received.bytes == 0 {
             return Err(ChannelError::Closed);
         }
-        if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        // The buffer is a little larger than MAX_FDS descriptors need, for its alignment: the kernel may fit in one more.
+        if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
             return Err(ChannelError::Truncated);
         }
         let message = serde_json::from_slice(&bytes[..received.bytes]).map_err(ChannelError::Malformed)?;

@@ -1,11 +1,15 @@
 //! A peer that was taken over: packets of any bytes, and messages that are almost right. Each is a message or a typed
 //! error, and costs no more than its own packet.
 
-use std::os::fd::OwnedFd;
+use std::{
+    io::IoSlice,
+    mem::MaybeUninit,
+    os::fd::{AsFd, OwnedFd},
+};
 
 use proptest::{collection::vec, prelude::*};
-use rustix::net::{SendFlags, send};
-use vmm_api::{Channel, ChannelError, Event, Reply, Request};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
+use vmm_api::{Channel, ChannelError, Event, MAX_FDS, Reply, Request};
 
 /// Messages of each kind, to be damaged.
 const MESSAGES: [&str; 6] = [
@@ -56,6 +60,24 @@ proptest! {
         }
         packet.truncate(cut);
         read_as_everything(&packet);
+    }
+}
+
+#[test]
+fn more_descriptors_than_a_message_may_carry_are_refused() {
+    for count in [MAX_FDS, MAX_FDS + 1, MAX_FDS + 2, 2 * MAX_FDS] {
+        let (reader, writer) = Channel::pair().expect("socketpair");
+        let descriptors = vec![writer.as_fd(); count];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2 * MAX_FDS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)), "there is room");
+        let packet = [IoSlice::new(MESSAGES[5].as_bytes())];
+        sendmsg(&writer, &packet, &mut control, SendFlags::empty()).expect("sent");
+        match reader.try_recv::<Event>() {
+            Ok(Some((Event::Born, received))) => assert_eq!((received.len(), count), (MAX_FDS, MAX_FDS)),
+            Err(ChannelError::Truncated) => assert!(count > MAX_FDS),
+            other => panic!("{count} descriptors: {other:?}"),
+        }
     }
 }
 

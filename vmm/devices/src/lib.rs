@@ -22,4 +22,6 @@ pub use balloon::Balloon;
 pub use console::{Console, ConsoleTail};
 pub use fs::Fs;
 pub use rng::Rng;
+#[cfg(fuzzing)]
+pub use vsock::hostile_socket_driver;
 pub use vsock::{DialError, Dialer, StreamHost, Vsock};

@@ -71,17 +71,24 @@ impl Virtqueue {
     /// `serve` returns how many bytes it wrote.
     ///
     /// Ends for any ring: an index that promises more chains than the queue has entries breaks the queue, instead of
-    /// being looked at again for ever.
+    /// being looked at again for ever, and so does one that takes its promise back. It would, again and again, if it lay
+    /// where the device turns doorbells off and on.
     pub fn drain(&mut self, mut serve: impl FnMut(&Memory, Chain) -> u32) -> Result<(), QueueError> {
+        let mut promised = false;
         loop {
             self.queue.disable_notification(self.memory.as_ref())?;
             while let Some(chain) = self.pop()? {
+                promised = false;
                 let head = chain.head_index();
                 let written = serve(&Arc::clone(&self.memory), chain);
                 self.push(head, written)?;
                 self.notify()?;
             }
-            if !self.await_more()? {
+            if promised {
+                return Err(virtio_queue::Error::InvalidAvailRingIndex.into());
+            }
+            promised = self.await_more()?;
+            if !promised {
                 return Ok(());
             }
         }

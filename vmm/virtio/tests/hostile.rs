@@ -79,6 +79,14 @@ fn ring_bytes() -> impl Strategy<Value = Vec<u8>> {
     vec(byte, 0x1000..0x1800)
 }
 
+#[test]
+fn index_that_is_the_devices_own_doorbell_flag_ends_the_turn() {
+    let (mut transport, chains) = transport(&[]);
+    // Two bytes into the ring of chains is its index: here it is the first field of the used ring.
+    start(&mut transport, false, 4, [0, 0x1ffe, 0x2000]);
+    assert_eq!(chains.load(Ordering::Relaxed), 1);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 96, ..ProptestConfig::default() })]
 

@@ -29,16 +29,16 @@ use super::{
 };
 
 /// The guest's context id: any but the reserved ones, since no other guest can see it.
-const GUEST_CID: u64 = 3;
+pub(super) const GUEST_CID: u64 = 3;
 
-const RECEIVE: usize = 0;
-const TRANSMIT: usize = 1;
+pub(super) const RECEIVE: usize = 0;
+pub(super) const TRANSMIT: usize = 1;
 
 /// Sources of events that are no stream.
-const TRANSMIT_BELL: u32 = 0;
-const RECEIVE_BELL: u32 = 1;
-const DIAL_BELL: u32 = 2;
-const FIRST_STREAM: u32 = 16;
+pub(super) const TRANSMIT_BELL: u32 = 0;
+pub(super) const RECEIVE_BELL: u32 = 1;
+pub(super) const DIAL_BELL: u32 = 2;
+pub(super) const FIRST_STREAM: u32 = 16;
 
 /// Dials that may wait for the worker at once; the owner has one at a time under way.
 const MAX_DIALS: usize = 16;
@@ -135,16 +135,16 @@ impl Device for Vsock {
     }
 }
 
-struct Switch {
-    transmit: Virtqueue,
-    receive: Virtqueue,
-    mux: Mux,
-    dials: Receiver<(u32, DialReply)>,
-    bell: Arc<EventFd>,
+pub(super) struct Switch {
+    pub(super) transmit: Virtqueue,
+    pub(super) receive: Virtqueue,
+    pub(super) mux: Mux,
+    pub(super) dials: Receiver<(u32, DialReply)>,
+    pub(super) bell: Arc<EventFd>,
 }
 
 impl Switch {
-    fn take_event(&mut self, source: u32, events: EventSet) -> Result<(), QueueError> {
+    pub(super) fn take_event(&mut self, source: u32, events: EventSet) -> Result<(), QueueError> {
         match source {
             TRANSMIT_BELL => {
                 self.transmit.answer_doorbell();
@@ -171,7 +171,7 @@ impl Switch {
     }
 
     /// Lets streams speak while the guest has room.
-    fn speak(&mut self) -> Result<(), QueueError> {
+    pub(super) fn speak(&mut self) -> Result<(), QueueError> {
         let mut spoken = false;
         while self.mux.has_output() {
             let Some(chain) = self.receive.pop()? else {
@@ -191,7 +191,8 @@ impl Switch {
         let head = chain.head_index();
         let buffer = Span::writable(&memory, chain);
         let parts = buffer.and_then(|mut room| Some((room.split_front(HEADER_SIZE)?, room)));
-        let Some((front, room)) = parts else {
+        // A stream that has data and finds no room for a byte of it would wait in line, and be asked again for ever.
+        let Some((front, room)) = parts.filter(|(_, room)| room.len() > 0) else {
             log::debug!("vsock: the guest offers an unusable buffer");
             self.receive.push(head, 0)?;
             return Ok(true);

@@ -1,10 +1,13 @@
 //! Any guest, again: packets of any kind in any order. Nothing may panic, and what a guest can fill has its bound.
 
 use proptest::{collection::vec, prelude::*};
+use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::epoll::EventSet;
 
 use super::{
     connection::WINDOW,
+    device::{FIRST_STREAM, RECEIVE},
+    driver::{BUFFERS, Driver},
     mux::MAX_CONNECTIONS,
     packet::*,
     tests::{Guest, guest},
@@ -74,6 +77,35 @@ proptest! {
         guest.hear();
         prop_assert!(!guest.mux.has_output());
     }
+}
+
+#[test]
+fn dial_reaches_the_guest_through_its_rings() {
+    let mut driver = Driver::new();
+    driver.dial(80).expect("it waits for a buffer");
+    driver.listen(&[(BUFFERS, 4096)]).expect("asked");
+    let mut asked = [0; HEADER_SIZE];
+    driver.memory.read_slice(&mut asked, GuestAddress(BUFFERS)).expect("in memory");
+    assert_eq!((asked[20], u16::from(asked[30])), (80, OP_REQUEST));
+}
+
+#[test]
+fn buffers_with_no_room_for_payload_are_handed_back() {
+    let mut driver = Driver::new();
+    let key = Key { guest_port: 1, host_port: 1024 };
+    let request = Header { key, operation: OP_REQUEST, flags: 0, length: 0, window: 4096, taken: 0 };
+    driver.send_packet(&request, 0).expect("sent");
+    let whole = (BUFFERS, 4096);
+    driver.listen(&[whole]).expect("answered");
+    let mut owner = driver.streams.try_recv().expect("the owner got the stream");
+    std::io::Write::write_all(&mut owner, b"payload").expect("written");
+    driver.turn(FIRST_STREAM, EventSet::IN).expect("it waits for a buffer");
+    driver.listen(&[(BUFFERS, HEADER_SIZE as u32)]).expect("a turn that ends");
+    assert_eq!(driver.used(RECEIVE), 2);
+    driver.listen(&[whole]).expect("spoken");
+    assert_eq!(driver.used(RECEIVE), 3);
+    let heard: [u8; 7] = driver.memory.read_obj(GuestAddress(BUFFERS + HEADER_SIZE as u64)).expect("in memory");
+    assert_eq!(&heard, b"payload");
 }
 
 #[test]

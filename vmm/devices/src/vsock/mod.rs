@@ -26,6 +26,10 @@
 //! | malformed packets, other socket types | dropped or reset, counted in no buffer |
 mod connection;
 mod device;
+#[cfg(any(test, fuzzing))]
+mod driver;
+#[cfg(fuzzing)]
+mod fuzz;
 #[cfg(test)]
 mod hostile;
 mod mux;
@@ -35,4 +39,6 @@ mod span;
 mod tests;
 
 pub use device::{DialError, Dialer, Vsock};
+#[cfg(fuzzing)]
+pub use fuzz::hostile_socket_driver;
 pub use mux::StreamHost;

@@ -77,7 +77,7 @@ impl Mux {
     }
 
     /// How many streams there are.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub fn connections(&self) -> usize {
         self.slots.len()
     }

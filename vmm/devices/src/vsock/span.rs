@@ -8,7 +8,8 @@ use std::io;
 use virtio::{Chain, Descriptor, Memory};
 use vm_memory::{GuestMemory, ReadVolatile, VolatileMemoryError, VolatileSlice, WriteVolatile};
 
-/// Pieces of guest memory, each checked to be memory. Their number is bounded by the queue's size.
+/// Pieces of guest memory, each checked to be memory. There are at most 65,535: the guest may put them into an indirect
+/// table, and virtio-queue takes one of any size that a 16-bit index reaches.
 #[derive(Debug, Default)]
 pub struct Span<'m> {
     pieces: Vec<VolatileSlice<'m>>,
@@ -37,19 +38,17 @@ impl<'m> Span<'m> {
 
     /// Cuts `count` bytes off the front; `None` if there are not as many.
     pub fn split_front(&mut self, count: usize) -> Option<Span<'m>> {
-        let mut front = Span::default();
-        let mut wanted = count;
-        while wanted > 0 {
-            let piece = self.pieces.first()?;
-            let taken = piece.len().min(wanted);
-            let (head, tail) = piece.split_at(taken).ok()?;
+        let (mut whole, mut wanted) = (0, count);
+        while wanted > 0 && self.pieces.get(whole)?.len() <= wanted {
+            wanted -= self.pieces[whole].len();
+            whole += 1;
+        }
+        let cut = if wanted > 0 { Some(self.pieces.get(whole)?.split_at(wanted).ok()?) } else { None };
+        // In one go: one by one, each would move all that are behind it, which may be very many.
+        let mut front = Span { pieces: self.pieces.drain(..whole).collect() };
+        if let Some((head, tail)) = cut {
             front.pieces.push(head);
-            if tail.is_empty() {
-                self.pieces.remove(0);
-            } else {
-                self.pieces[0] = tail;
-            }
-            wanted -= taken;
+            self.pieces[0] = tail;
         }
         Some(front)
     }
@@ -116,5 +115,37 @@ fn os_error(error: VolatileMemoryError) -> io::Error {
     match error {
         VolatileMemoryError::IOError(error) => error,
         other => io::Error::other(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vm_memory::GuestAddress;
+
+    use super::*;
+
+    /// As many pieces of one byte as the largest indirect table has.
+    #[test]
+    fn front_of_many_pieces_is_split_in_one_go() {
+        let memory = Memory::from_ranges(&[(GuestAddress(0), 0x1000)]).expect("memory");
+        let piece = memory.get_slice(GuestAddress(0), 1).expect("in memory");
+        let mut span = Span { pieces: vec![piece; u16::MAX.into()] };
+        for count in [44, 0, 60_000] {
+            assert_eq!(span.split_front(count).expect("as many are there").len(), count);
+        }
+        assert_eq!(span.len(), usize::from(u16::MAX) - 60_044);
+        assert!(span.split_front(6000).is_none());
+    }
+
+    #[test]
+    fn front_ends_within_a_piece_and_passes_empty_ones() {
+        let memory = Memory::from_ranges(&[(GuestAddress(0), 0x1000)]).expect("memory");
+        let piece = |at, length| memory.get_slice(GuestAddress(at), length).expect("in memory");
+        let mut span = Span { pieces: vec![piece(0, 0), piece(0, 10), piece(20, 0), piece(30, 10)] };
+        span.fill(b"0123456789abcdefghij");
+        assert_eq!(span.split_front(13).expect("13 of 20").to_vec(), b"0123456789abc");
+        assert_eq!(span.to_vec(), b"defghij");
+        assert_eq!(span.split_front(7).expect("the rest").len(), 7);
+        assert_eq!(span.len(), 0);
     }
 }
