@@ -5,13 +5,18 @@
 //! VMM as well: the limits of the pod's own cgroup, above it, then hold for the machine.
 //!
 //! ```text
-//!   enter: make the directory and those above ─► controllers on, all the way down ─► move the processes in
-//!   leave: remove what was made, from the leaf up; what still has a process (the VMM) is tried again at the pod's end
+//!   enter: make the directory and those above, each with our mark ─► controllers on, all the way down ─► move the
+//!          processes in
+//!   leave: remove what has our mark, from the leaf up, as far as nobody uses it; a leaf that still has a process (the
+//!          VMM) is tried again at the pod's end
 //! ```
 //!
+//! A directory above belongs to whoever comes last: pods share it, and the first to come may be the first to go. So the
+//! mark is on the directory (an extended attribute), and who leaves removes what others made. Directories that were
+//! there before (the kubelet's) have no mark and stay.
+//!
 //! Failure paths: a host without cgroup v2, or a path that cannot be made, costs the accounting and a warning, never the
-//! container. What was made is recorded in the bundle, so that `delete` removes it after a crash. Directories that were
-//! there before (the kubelet's) stay.
+//! container. The leaf is recorded in the bundle, so that `delete` removes it after a crash.
 
 use std::{
     fs,
@@ -19,96 +24,100 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
+use rustix::fs::{XattrFlags, getxattr, setxattr};
+
 use crate::bundle::Bundle;
 
 /// Where cgroup v2 is mounted, alone, by systemd and everyone.
 const MOUNT: &str = "/sys/fs/cgroup";
 
-/// The record in the bundle: the directories that were made, one a line, the leaf first.
+/// The record in the bundle: the leaf.
 const RECORD: &str = "cgroup";
+
+/// The mark of a directory that a shim made.
+const MARK: &str = "user.nacre";
 
 /// How often another pod may remove a parent that we are about to use.
 const TRIES: usize = 3;
 
-/// Directories that were made for one container.
-#[derive(Debug, Default, PartialEq, Eq)]
+/// The cgroup of one container.
+#[derive(Debug, PartialEq, Eq)]
 pub struct Cgroup {
-    made: Vec<PathBuf>,
+    leaf: PathBuf,
 }
 
 impl Cgroup {
     /// Moves processes into the cgroup that `path` (of the spec) names, making it first. `bundle` remembers.
     #[must_use]
-    pub fn enter(path: &str, bundle: &Bundle, pids: &[u32]) -> Self {
+    pub fn enter(path: &str, bundle: &Bundle, pids: &[u32]) -> Option<Self> {
         let mount = Path::new(MOUNT);
-        let Some(leaf) = leaf(path).map(|leaf| mount.join(leaf)) else { return Self::default() };
+        let leaf = mount.join(leaf(path)?);
         if !mount.join("cgroup.controllers").exists() {
-            return Self::default();
+            return None;
         }
-        let mut cgroup = Self::default();
-        let outcome = cgroup.make(mount, &leaf).and_then(|()| {
-            cgroup.record(bundle)?;
+        let outcome = make(mount, &leaf).and_then(|()| {
+            fs::write(bundle.path(RECORD), leaf.display().to_string())?;
             pids.iter().try_for_each(|pid| fs::write(leaf.join("cgroup.procs"), pid.to_string()))
         });
         if let Err(error) = outcome {
             log::warn!("cgroup {}: {error}; the container is not accounted there", leaf.display());
         }
-        cgroup
+        Some(Self { leaf })
     }
 
     /// What an earlier process recorded in the bundle.
     #[must_use]
-    pub fn recorded(bundle: &Bundle) -> Self {
-        let text = fs::read_to_string(bundle.path(RECORD)).unwrap_or_default();
-        let below =
-            |path: &&Path| path.starts_with(MOUNT) && path.components().all(|part| part != Component::ParentDir);
-        Self { made: text.lines().map(Path::new).filter(below).map(Path::to_owned).collect() }
+    pub fn recorded(bundle: &Bundle) -> Option<Self> {
+        let leaf = PathBuf::from(fs::read_to_string(bundle.path(RECORD)).ok()?);
+        let below = leaf.starts_with(MOUNT) && leaf.components().all(|part| part != Component::ParentDir);
+        below.then_some(Self { leaf })
     }
 
-    /// Removes what was made; gives itself back if a process is still in the leaf.
+    /// Removes what shims made; gives itself back if a process is still in the leaf.
+    #[must_use]
     pub fn leave(self) -> Option<Self> {
-        let busy = |error: &io::Error| error.kind() == ErrorKind::ResourceBusy;
-        match self.made.first().map(fs::remove_dir) {
-            None => return None,
-            Some(Err(error)) if busy(&error) => return Some(self),
-            Some(Err(error)) if error.kind() != ErrorKind::NotFound => log::warn!("cgroup: cannot remove it: {error}"),
-            Some(_) => {}
+        for directory in self.leaf.ancestors().take_while(|directory| is_ours(directory)) {
+            match fs::remove_dir(directory) {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::ResourceBusy && directory == self.leaf => return Some(self),
+                // Others use it by now, or were faster.
+                Err(_) => break,
+            }
         }
-        // Others may use these by now.
-        self.made.iter().skip(1).take_while(|parent| fs::remove_dir(parent).is_ok()).for_each(drop);
         None
     }
+}
 
-    fn make(&mut self, mount: &Path, leaf: &Path) -> io::Result<()> {
-        let mut last = Ok(());
-        for _ in 0..TRIES {
-            last = self.make_once(mount, leaf);
-            if !matches!(&last, Err(error) if error.kind() == ErrorKind::NotFound) {
-                break;
-            }
+fn is_ours(directory: &Path) -> bool {
+    // A value is a byte; whatever else somebody put there is not ours.
+    getxattr(directory, MARK, &mut [0; 1][..]) == Ok(1)
+}
+
+/// Makes `leaf` and what is missing between it and `mount`.
+fn make(mount: &Path, leaf: &Path) -> io::Result<()> {
+    let mut last = Ok(());
+    for _ in 0..TRIES {
+        last = make_once(mount, leaf);
+        if !matches!(&last, Err(error) if error.kind() == ErrorKind::NotFound) {
+            break;
         }
-        last
     }
+    last
+}
 
-    fn make_once(&mut self, mount: &Path, leaf: &Path) -> io::Result<()> {
-        let missing: Vec<&Path> = leaf.ancestors().take_while(|one| *one != mount && !one.exists()).collect();
-        for directory in missing.into_iter().rev() {
-            if let Some(parent) = directory.parent() {
-                enable_controllers(parent);
-            }
-            match fs::create_dir(directory) {
-                Ok(()) => self.made.insert(0, directory.to_owned()),
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error),
-            }
+fn make_once(mount: &Path, leaf: &Path) -> io::Result<()> {
+    let missing: Vec<&Path> = leaf.ancestors().take_while(|one| *one != mount && !one.exists()).collect();
+    for directory in missing.into_iter().rev() {
+        if let Some(parent) = directory.parent() {
+            enable_controllers(parent);
         }
-        Ok(())
+        match fs::create_dir(directory) {
+            Ok(()) => setxattr(directory, MARK, b"1", XattrFlags::empty())?,
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
     }
-
-    fn record(&self, bundle: &Bundle) -> io::Result<()> {
-        let lines: String = self.made.iter().map(|path| format!("{}\n", path.display())).collect();
-        fs::write(bundle.path(RECORD), lines)
-    }
+    Ok(())
 }
 
 /// Lets the children of `directory` be accounted. A controller that cannot be switched on here is one that nobody above
@@ -169,23 +178,43 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_is_removed_and_what_was_there_stays() {
+    fn whoever_leaves_last_removes_what_shims_made_and_what_was_there_stays() {
         let host = tempfile::tempdir().expect("directory");
         fs::create_dir(host.path().join("kubelets")).expect("directory");
-        let mut cgroup = Cgroup::default();
-        let leaf = host.path().join("kubelets/pod/c1");
-        cgroup.make(host.path(), &leaf).expect("made");
-        assert_eq!(cgroup.made, [leaf.clone(), host.path().join("kubelets/pod")]);
-        assert_eq!(cgroup.leave(), None);
+        let cgroups = ["c1", "c2"].map(|name| Cgroup { leaf: host.path().join("kubelets/pod").join(name) });
+        for cgroup in &cgroups {
+            make(host.path(), &cgroup.leaf).expect("made");
+        }
+        let [first, last] = cgroups;
+        assert_eq!(first.leave(), None);
+        assert!(last.leaf.exists() && host.path().join("kubelets/pod").exists());
+        assert_eq!(last.leave(), None);
         assert!(host.path().join("kubelets").exists() && !host.path().join("kubelets/pod").exists());
+    }
+
+    #[test]
+    fn cgroup_that_is_not_ours_stays() {
+        let host = tempfile::tempdir().expect("directory");
+        let leaf = host.path().join("c1");
+        fs::create_dir(&leaf).expect("directory");
+        make(host.path(), &leaf).expect("there already");
+        assert_eq!(Cgroup { leaf: leaf.clone() }.leave(), None);
+        assert!(leaf.exists());
     }
 
     #[test]
     fn record_cannot_lead_out_of_the_cgroups() {
         let directory = tempfile::tempdir().expect("directory");
         let bundle = Bundle::new(directory.path());
-        fs::write(bundle.path(RECORD), "/sys/fs/cgroup/default/c1\n/etc\n/sys/fs/cgroup/../../etc\n").expect("write");
-        assert_eq!(Cgroup::recorded(&bundle).made, [PathBuf::from("/sys/fs/cgroup/default/c1")]);
-        assert_eq!(Cgroup::recorded(&Bundle::new("/nonexistent")), Cgroup::default());
+        for (record, expected) in [
+            ("/sys/fs/cgroup/default/c1", Some("/sys/fs/cgroup/default/c1")),
+            ("/etc", None),
+            ("/sys/fs/cgroup/../../etc", None),
+        ] {
+            fs::write(bundle.path(RECORD), record).expect("write");
+            let leaf = Cgroup::recorded(&bundle).map(|cgroup| cgroup.leaf);
+            assert_eq!(leaf, expected.map(PathBuf::from), "{record}");
+        }
+        assert_eq!(Cgroup::recorded(&Bundle::new("/nonexistent")), None);
     }
 }

@@ -71,7 +71,7 @@ pub fn delete(flags: &Flags) -> Vec<u8> {
     let pid = end(&bundle, HOLDER_PID);
     let _ = umount2(&bundle.path(ROOTFS), MntFlags::MNT_DETACH);
     // What a stuck process keeps is its own affair: everybody that was recorded is dead.
-    let _ = Cgroup::recorded(&bundle).leave();
+    let _ = Cgroup::recorded(&bundle).and_then(Cgroup::leave);
     response(pid.unwrap_or_default())
 }
 

@@ -79,8 +79,8 @@ fn check_passes_where_containers_run() {
     let outcome = shell("nacre check").expect_code(0);
     assert!(outcome.stdout.lines().count() >= 12, "{}", outcome.stdout);
     assert!(outcome.stdout.lines().all(|line| line.starts_with("pass  ")), "{}", outcome.stdout);
-    let json = shell("nacre check --json | jq -r '.ok, (.checks | length)'").expect_code(0).stdout;
-    assert_eq!(json, format!("true\n{}\n", outcome.stdout.lines().count()));
+    let json = shell("nacre check --json | tee /dev/stderr | jq -r '.ok, (.checks | length)'").expect_code(0);
+    assert_eq!(json.stdout, format!("true\n{}\n", outcome.stdout.lines().count()), "{}", json.stderr);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Pods: several containers, one machine, and what each of them gives back.
 
-use std::{thread::sleep, time::Duration};
+use std::{fs, thread::sleep, time::Duration};
 
 use tests::{Census, Container, RUNTIME, Task, Victim, create_task, ctr, images, shell};
 
@@ -68,8 +68,10 @@ fn create_that_outlasts_its_caller_does_not_keep_the_pod_alive() {
     let sandbox = Task::start_in("pod", "pod", "sleep 1000");
     Victim::Vmm.stop();
     let late = Container::new(images::BUSYBOX).flag(IN_POD).keep().script("sleep 1000");
-    let script = format!("timeout -s KILL 2 ctr {}", late.arguments().join(" "));
-    assert_ne!(shell(&script).code, 0, "the caller gave up");
+    let mut caller = late.start();
+    let bundle = format!("/run/containerd/io.containerd.runtime.v2.task/default/{}", late.id());
+    tests::until("Create to be under way", Duration::from_secs(30), || fs::exists(&bundle).ok()?.then_some(()));
+    caller.kill().and_then(|()| caller.wait()).expect("the caller gave up");
     Victim::Vmm.go_on();
     let task = Task::known(late.id());
     // Its client is gone: containerd takes back what it asked for, or keeps a task that can be removed.

@@ -9,10 +9,16 @@ use std::{
 use kvm::probe::{INSTRUCTIONS, ProbeError, probe};
 use vmm_api::Probe;
 
+/// How often the guest is run: what else the host does can make it slower, but never faster, so the fastest run counts.
+const RUNS: u32 = 5;
+
 /// Runs the probe and says how it fared.
 pub fn report() -> Probe {
-    let outcome = stdin().as_fd().try_clone_to_owned().map_err(|error| error.to_string()).map(run);
-    outcome.unwrap_or_else(|message| Probe::Refused { message })
+    let runs = (0..RUNS).map(|_| match stdin().as_fd().try_clone_to_owned() {
+        Ok(device) => run(device),
+        Err(error) => Probe::Refused { message: error.to_string() },
+    });
+    runs.max_by_key(Probe::rate).expect("there is more than one run")
 }
 
 fn run(device: OwnedFd) -> Probe {

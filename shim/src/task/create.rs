@@ -87,7 +87,7 @@ struct Prepared {
     volumes: Vec<BindMount>,
     holder: Holder,
     mounted: Mounted,
-    cgroup: Cgroup,
+    cgroup: Option<Cgroup>,
 }
 
 impl Remains {
@@ -190,7 +190,7 @@ impl<S: Sandbox> Tasks<S> {
             prepared.map_err(|_cancelled| TaskError::Invalid("the shim is shutting down".into()))??;
         let pid = holder.pid();
         task.pid.store(pid, Ordering::Relaxed);
-        (remains.holder, remains.mounted, remains.cgroup) = (Some(holder), Some(mounted), Some(cgroup));
+        (remains.holder, remains.mounted, remains.cgroup) = (Some(holder), Some(mounted), cgroup);
         let root_share = self.attach("r", root, remains).await?;
         let mut share_mounts = Vec::with_capacity(volumes.len());
         for volume in volumes {
