@@ -60,6 +60,13 @@ pub fn values(resources: &LinuxResources) -> Result<Vec<(String, String)>, PlanE
         if let Some(quota) = cpu.quota().filter(|quota| *quota != 0) {
             add("cpu.max", format!("{} {period}", limit(quota)));
         }
+        if let Some(burst) = cpu.burst() {
+            add("cpu.max.burst", burst.to_string());
+        }
+        // After the weight, which an idle group does not take.
+        if let Some(idle) = cpu.idle() {
+            add("cpu.idle", idle.to_string());
+        }
     }
     if let Some(pids) = resources.pids() {
         add("pids.max", limit(pids.limit()));
@@ -178,13 +185,15 @@ mod tests {
     #[test]
     fn limits_of_the_guest_are_translated() {
         let list = of(
-            r#"{"memory":{"limit":1048576,"reservation":4096},"cpu":{"shares":1024,"quota":50000,"period":100000},"pids":{"limit":0}}"#,
+            r#"{"memory":{"limit":1048576,"reservation":4096},"cpu":{"shares":1024,"quota":50000,"period":100000,"burst":1000,"idle":1},"pids":{"limit":0}}"#,
         );
         let want = [
             ("memory.max", "1048576"),
             ("memory.low", "4096"),
             ("cpu.weight", "39"),
             ("cpu.max", "50000 100000"),
+            ("cpu.max.burst", "1000"),
+            ("cpu.idle", "1"),
             ("pids.max", "max"),
         ];
         assert_eq!(list, want.map(|(file, value)| (file.to_owned(), value.to_owned())));

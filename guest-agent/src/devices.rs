@@ -2,7 +2,7 @@
 //!
 //! A spec names devices by the numbers of the host. A guest has no disk, GPU or console of the host; what it has are the
 //! character devices of its own kernel whose numbers are the same everywhere ([`SHARED_NUMBERS`]). Others are left out and
-//! not refused: privileged containers list every device of the host.
+//! not refused: privileged containers list every device of the host. A pipe needs no device and is always made.
 
 use std::{
     fs, io,
@@ -28,6 +28,7 @@ const SHARED_NUMBERS: [(i64, i64); 11] =
 #[derive(Debug, PartialEq, Eq)]
 pub struct Node {
     path: PathBuf,
+    kind: FileType,
     major: u32,
     minor: u32,
     mode: u32,
@@ -38,10 +39,15 @@ pub struct Node {
 /// The nodes among `written` that mean something here.
 pub fn plan(written: &[LinuxDevice]) -> Vec<Node> {
     let node = |device: &LinuxDevice| {
-        let is_char = matches!(device.typ(), LinuxDeviceType::C | LinuxDeviceType::U);
-        let known = is_char && SHARED_NUMBERS.contains(&(device.major(), device.minor()));
+        let kind = match device.typ() {
+            LinuxDeviceType::C | LinuxDeviceType::U => FileType::CharacterDevice,
+            LinuxDeviceType::P => FileType::Fifo,
+            _ => return None,
+        };
+        let known = kind == FileType::Fifo || SHARED_NUMBERS.contains(&(device.major(), device.minor()));
         known.then(|| Node {
             path: Path::new("/").join(device.path()),
+            kind,
             major: device.major() as u32,
             minor: device.minor() as u32,
             mode: device.file_mode().unwrap_or(0o666) & 0o7777,
@@ -58,7 +64,7 @@ impl Node {
             fs::create_dir_all(parent)?;
         }
         let mode = Mode::from_raw_mode(self.mode);
-        match mknodat(CWD, &self.path, FileType::CharacterDevice, mode, makedev(self.major, self.minor)) {
+        match mknodat(CWD, &self.path, self.kind, mode, makedev(self.major, self.minor)) {
             // A user namespace cannot make nodes, and a root that is shared with the host has none.
             Err(Errno::EXIST | Errno::PERM | Errno::ACCESS) => return Ok(()),
             made => made?,
@@ -89,6 +95,10 @@ pub fn make(mounts: &[Mount], nodes: &[Node], old_root: &OwnedFd) -> io::Result<
     if on_dev.is_some_and(|mount| matches!(mount.what, What::Share { .. })) {
         return Ok(());
     }
+    // First, because what the spec says of a device that every container has is what it gets.
+    for node in nodes {
+        node.make()?;
+    }
     for (name, major, minor) in DEVICES {
         let path = format!("/dev/{name}");
         match mknodat(CWD, &path, FileType::CharacterDevice, Mode::from_raw_mode(0o666), makedev(major, minor)) {
@@ -96,9 +106,6 @@ pub fn make(mounts: &[Mount], nodes: &[Node], old_root: &OwnedFd) -> io::Result<
             Err(Errno::PERM | Errno::ACCESS) => bind_device(&path, name, old_root)?,
             Err(error) => return Err(error.into()),
         }
-    }
-    for node in nodes {
-        node.make()?;
     }
     for (target, link) in DEVICE_LINKS {
         match symlink(target, link) {
@@ -136,6 +143,11 @@ mod tests {
         let paths: Vec<_> = nodes.iter().map(|node| node.path.display().to_string()).collect();
         assert_eq!(paths, ["/dev/fuse", "/dev/net/tun"]);
         assert_eq!((nodes[0].mode, nodes[0].owner), (0o666, (0, 5)));
+    }
+
+    #[test]
+    fn pipe_is_made_whatever_its_numbers() {
+        assert_eq!(planned(r#"[{"path":"/dev/p","type":"p","major":0,"minor":0}]"#)[0].kind, FileType::Fifo);
     }
 
     #[test]

@@ -36,7 +36,11 @@ use rustix::{
     thread::{Gid, Uid, set_no_new_privs, set_thread_res_gid, set_thread_res_uid},
 };
 
-use crate::{credentials, devices, entrypoint, net, root, spec::Plan, sys};
+use crate::{
+    credentials, devices, entrypoint, net, root,
+    spec::{Plan, Process},
+    sys,
+};
 
 /// Parent to child: the id maps are written.
 pub const MAPPED: u8 = b'M';
@@ -231,6 +235,7 @@ fn become_process(plan: &Plan) -> Result<CString, Failure> {
     for (resource, limit) in &process.rlimits {
         setrlimit(*resource, *limit).map_err(during(format_args!("set the resource limit {resource:?}")))?;
     }
+    set_priorities(process)?;
     // As root first: the directory may be one that only root may enter. Else as the user, below: it may be on a file
     // system where root may not.
     let entered = chdir(&process.cwd);
@@ -257,6 +262,20 @@ fn become_process(plan: &Plan) -> Result<CString, Failure> {
         };
         Failure { kind, text: error.to_string() }
     })
+}
+
+/// On the guest's CPUs and disks, and what the kernel shows of itself.
+fn set_priorities(process: &Process) -> Result<(), Failure> {
+    if let Some(scheduler) = &process.scheduler {
+        sys::set_scheduler(scheduler).map_err(during("set the scheduling policy"))?;
+    }
+    if let Some(priority) = process.io_priority {
+        sys::set_io_priority(priority).map_err(during("set the I/O priority"))?;
+    }
+    if let Some(domain) = process.personality {
+        sys::set_personality(domain).map_err(during("set the personality"))?;
+    }
+    Ok(())
 }
 
 fn user_text(who: &credentials::Credentials) -> String {

@@ -20,6 +20,7 @@
 pub mod boot;
 pub mod cgroup;
 pub mod container;
+pub mod copy_up;
 pub mod credentials;
 pub mod devices;
 pub mod entrypoint;
@@ -28,6 +29,7 @@ pub mod link;
 pub mod mounts;
 pub mod net;
 pub mod power;
+pub mod priorities;
 pub mod process;
 pub mod reap;
 pub mod root;

@@ -25,6 +25,8 @@ pub struct Mount {
     pub data: CString,
     /// When not private.
     pub propagation: Option<Propagation>,
+    /// Whether a tmpfs starts with what it hides.
+    pub copy_up: bool,
 }
 
 /// The content of a mount.
@@ -117,6 +119,12 @@ const OPTIONS: &[(&str, u64, u64)] = &[
     ("nostrictatime", 0, libc::MS_STRICTATIME),
     ("nosymfollow", NOSYMFOLLOW, 0),
     ("symfollow", 0, NOSYMFOLLOW),
+    ("iversion", libc::MS_I_VERSION, 0),
+    ("noiversion", 0, libc::MS_I_VERSION),
+    ("lazytime", libc::MS_LAZYTIME, 0),
+    ("nolazytime", 0, libc::MS_LAZYTIME),
+    ("silent", libc::MS_SILENT, 0),
+    ("loud", 0, libc::MS_SILENT),
 ];
 
 /// MS_NOSYMFOLLOW; libc does not have it.
@@ -125,11 +133,11 @@ const NOSYMFOLLOW: u64 = 256;
 /// Plans one mount of the spec; `share` is its content when the request names one.
 pub fn plan(written: &oci_spec::runtime::Mount, share: Option<String>) -> Result<Mount, PlanError> {
     let destination = Path::new("/").join(written.destination());
-    if written.uid_mappings().is_some() || written.gid_mappings().is_some() {
-        return Err(PlanError::IdMapped(destination));
-    }
     let options = written.options().as_deref().unwrap_or_default();
     let is = |name: &str| options.iter().any(|option| option == name);
+    if written.uid_mappings().is_some() || written.gid_mappings().is_some() || is("idmap") || is("ridmap") {
+        return Err(PlanError::IdMapped(destination));
+    }
     let kind = written.typ().as_deref().unwrap_or("bind");
     let source = written.source().clone().unwrap_or_else(|| kind.into());
     let what = match share {
@@ -148,8 +156,15 @@ pub fn plan(written: &oci_spec::runtime::Mount, share: Option<String>) -> Result
                 .ok_or_else(|| PlanError::Kind { kind: kind.into(), destination: destination.clone() })?,
         },
     };
-    let mut mount =
-        Mount { destination, what, flags: 0, flags_recursive: false, data: CString::default(), propagation: None };
+    let mut mount = Mount {
+        destination,
+        what,
+        flags: 0,
+        flags_recursive: false,
+        data: CString::default(),
+        propagation: None,
+        copy_up: is("tmpcopyup"),
+    };
     let data = mount.apply_options(options);
     mount.data = text(data, &mount.destination)?;
     Ok(mount)
@@ -166,6 +181,14 @@ fn text(text: String, destination: &Path) -> Result<CString, PlanError> {
 }
 
 impl Mount {
+    /// Takes the agent's sysfs for a new one. A sysfs shows a network namespace, and only who rules over that may mount one:
+    /// root of a user namespace does not rule over the pod's.
+    pub fn use_own_sysfs(&mut self) {
+        if matches!(self.what, What::FileSystem { kind: "sysfs", .. }) {
+            self.what = What::Own { path: "/sys".into(), recursive: false };
+        }
+    }
+
     /// Takes flags and propagation out of `options` and returns what is left for the file system.
     fn apply_options(&mut self, options: &[String]) -> String {
         let mut data = Vec::new();
@@ -185,7 +208,7 @@ impl Mount {
 }
 
 /// Options that have a recursive form (`rro`).
-const RECURSIVE: [&str; 16] = [
+const RECURSIVE: [&str; 18] = [
     "ro",
     "rw",
     "nosuid",
@@ -201,11 +224,14 @@ const RECURSIVE: [&str; 16] = [
     "relatime",
     "norelatime",
     "strictatime",
+    "nostrictatime",
     "nosymfollow",
+    "symfollow",
 ];
 
-/// Said by `what`, the default, or of no use to a guest.
-const MEANINGLESS: [&str; 6] = ["bind", "rbind", "private", "rprivate", "tmpcopyup", "nosuiddev"];
+/// Said by other fields, the default, not known to kernels any more, or of no use to a guest.
+const MEANINGLESS: [&str; 9] =
+    ["bind", "rbind", "private", "rprivate", "tmpcopyup", "nosuiddev", "remount", "mand", "nomand"];
 
 impl Propagation {
     /// `None` for private, which everything is anyway, and for words that are no propagation.

@@ -18,6 +18,7 @@
 //! All mounts vanish with the container's last process; the agent's own namespace never sees them.
 
 use std::{
+    ffi::{CStr, CString},
     fs,
     io::{self, ErrorKind},
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
@@ -35,6 +36,7 @@ use rustix::{
 };
 
 use crate::{
+    copy_up,
     mounts::{Mount, Propagation, What, attributes},
     sys,
 };
@@ -87,12 +89,16 @@ pub fn leave_old_root(old: &OwnedFd) -> rustix::io::Result<()> {
 
 /// Makes one mount; `tree` is what [`open_share`] returned for it. The mount point is made if it is missing.
 pub fn make(mount: &Mount, tree: Option<&OwnedFd>) -> io::Result<()> {
-    match attach(mount, tree) {
+    let hidden = Hidden::behind(mount)?;
+    match attach(mount, tree, hidden.as_ref()) {
         Err(Errno::NOENT) => {
             make_mount_point(&mount.destination, tree)?;
-            attach(mount, tree)?;
+            attach(mount, tree, None)?;
         }
         result => result?,
+    }
+    if let Some(hidden) = hidden.filter(|_| mount.copy_up) {
+        copy_up::fill(&hidden.directory, &mount.destination)?;
     }
     if let Some(propagation) = mount.propagation {
         propagate(propagation, &mount.destination)?;
@@ -100,11 +106,43 @@ pub fn make(mount: &Mount, tree: Option<&OwnedFd>) -> io::Result<()> {
     Ok(())
 }
 
-fn attach(what: &Mount, tree: Option<&OwnedFd>) -> rustix::io::Result<()> {
+/// The directory of the image that a tmpfs is about to hide.
+struct Hidden {
+    directory: OwnedFd,
+    mode: u32,
+}
+
+impl Hidden {
+    /// `None` where nobody asks for it, and where there is nothing yet.
+    fn behind(mount: &Mount) -> io::Result<Option<Self>> {
+        let is_tmpfs = matches!(mount.what, What::FileSystem { kind: "tmpfs", .. });
+        let has_mode = mount.data.to_bytes().split(|byte| *byte == b',').any(|option| option.starts_with(b"mode="));
+        if !is_tmpfs || has_mode && !mount.copy_up {
+            return Ok(None);
+        }
+        match open(&mount.destination, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(directory) => {
+                let mode = rustix::fs::fstat(&directory)?.st_mode & 0o7777;
+                Ok(Some(Self { directory, mode }))
+            }
+            // The mount itself will tell.
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// As under runc: the tmpfs has the directory's mode, unless the spec gives one.
+    fn data(&self, written: &CStr) -> CString {
+        let data = [format!("mode={:o}", self.mode).as_bytes(), b",", written.to_bytes()].concat();
+        CString::new(data).unwrap_or_else(|_| written.to_owned())
+    }
+}
+
+fn attach(what: &Mount, tree: Option<&OwnedFd>, hidden: Option<&Hidden>) -> rustix::io::Result<()> {
     match (&what.what, tree) {
         (What::FileSystem { source, kind }, _) => {
             let kind = if *kind == "cgroup" { "cgroup2" } else { kind };
-            let data = (!what.data.is_empty()).then_some(what.data.as_c_str());
+            let data = hidden.map_or_else(|| what.data.clone(), |hidden| hidden.data(&what.data));
+            let data = (!data.is_empty()).then_some(data.as_c_str());
             mount(source.as_c_str(), &what.destination, kind, MountFlags::from_bits_retain(what.flags as _), data)
         }
         (What::Share { .. } | What::Own { .. }, Some(tree)) => {

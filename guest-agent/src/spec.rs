@@ -19,7 +19,7 @@
 use std::{collections::HashMap, ffi::CString, path::PathBuf};
 
 use agent_proto::ShareMount;
-use oci_spec::runtime::{LinuxIdMapping, LinuxNamespaceType, PosixRlimitType, Process as OciProcess, Spec};
+use oci_spec::runtime::{Linux, LinuxIdMapping, LinuxNamespaceType, PosixRlimitType, Process as OciProcess, Spec};
 use rustix::process::{Resource, Rlimit};
 
 use crate::{
@@ -27,7 +27,7 @@ use crate::{
     credentials::{Credentials, capability_bits},
     devices,
     mounts::{self, Mount, Propagation},
-    seccomp,
+    priorities, seccomp,
 };
 
 /// Annotations by which containerd and CRI-O name the sandbox container of a pod.
@@ -90,6 +90,12 @@ pub struct Process {
     pub no_new_privileges: bool,
     /// Preference as a victim when memory runs out.
     pub oom_score_adj: Option<i32>,
+    /// How the guest's CPUs are given to it, when the spec says so.
+    pub scheduler: Option<libc::sched_attr>,
+    /// Class and level, as ioprio_set(2) has them in one number.
+    pub io_priority: Option<u32>,
+    /// Execution domain, as personality(2) has it.
+    pub personality: Option<u32>,
     /// Compiled filter, when there is a profile.
     pub seccomp: Option<seccomp::Filter>,
 }
@@ -196,7 +202,7 @@ pub fn reduce(json: &[u8], root_share: &str, share_mounts: &[ShareMount]) -> Res
         root_share: share_name(root_share)?,
         root_readonly: spec.root().as_ref().and_then(|root| root.readonly()).unwrap_or(false),
         root_propagation: linux.rootfs_propagation().as_deref().and_then(Propagation::named),
-        mounts: plan_mounts(&spec, share_mounts)?,
+        mounts: plan_mounts(&spec, share_mounts, namespaces)?,
         namespaces,
         in_pod_pids: wanted.iter().any(|ns| ns.typ() == LinuxNamespaceType::Pid && ns.path().is_some()),
         is_sandbox,
@@ -208,7 +214,7 @@ pub fn reduce(json: &[u8], root_share: &str, share_mounts: &[ShareMount]) -> Res
         readonly_paths: linux.readonly_paths().clone().unwrap_or_default(),
         devices: devices::plan(linux.devices().as_deref().unwrap_or_default()),
         cgroup_values: linux.resources().as_ref().map(cgroup::values).transpose()?.unwrap_or_default(),
-        process: plan_process(process, linux.seccomp().as_ref())?,
+        process: plan_process(process, &linux)?,
     })
 }
 
@@ -218,7 +224,7 @@ fn share_name(name: &str) -> Result<String, Error> {
     if plain { Ok(name.to_owned()) } else { Err(Error::ShareName(name.to_owned())) }
 }
 
-fn plan_mounts(spec: &Spec, share_mounts: &[ShareMount]) -> Result<Vec<Mount>, Error> {
+fn plan_mounts(spec: &Spec, share_mounts: &[ShareMount], namespaces: u64) -> Result<Vec<Mount>, Error> {
     let written = spec.mounts().as_deref().unwrap_or_default();
     let mut shares = HashMap::new();
     for mount in share_mounts {
@@ -227,7 +233,14 @@ fn plan_mounts(spec: &Spec, share_mounts: &[ShareMount]) -> Result<Vec<Mount>, E
         }
         shares.insert(mount.mount_index as usize, share_name(&mount.share)?);
     }
-    let plan = |(index, mount)| Ok(mounts::plan(mount, shares.remove(&index))?);
+    let created = |flag: libc::c_int| namespaces & flag as u64 != 0;
+    let plan = |(index, mount)| {
+        let mut planned = mounts::plan(mount, shares.remove(&index))?;
+        if created(libc::CLONE_NEWUSER) && !created(libc::CLONE_NEWNET) {
+            planned.use_own_sysfs();
+        }
+        Ok(planned)
+    };
     written.iter().enumerate().map(plan).collect()
 }
 
@@ -263,7 +276,7 @@ fn sysctls(written: Option<&HashMap<String, String>>) -> Vec<(String, String)> {
     list
 }
 
-fn plan_process(process: &OciProcess, profile: Option<&oci_spec::runtime::LinuxSeccomp>) -> Result<Process, Error> {
+fn plan_process(process: &OciProcess, linux: &Linux) -> Result<Process, Error> {
     if process.terminal().unwrap_or(false) {
         return Err(Error::Terminal);
     }
@@ -303,7 +316,10 @@ fn plan_process(process: &OciProcess, profile: Option<&oci_spec::runtime::LinuxS
         rlimits: process.rlimits().iter().flatten().map(rlimit).collect(),
         no_new_privileges: process.no_new_privileges().unwrap_or(false),
         oom_score_adj: process.oom_score_adj(),
-        seccomp: profile.map(seccomp::compile).transpose()?,
+        scheduler: process.scheduler().as_ref().map(priorities::scheduler),
+        io_priority: process.io_priority().as_ref().map(priorities::io),
+        personality: linux.personality().as_ref().map(priorities::personality),
+        seccomp: linux.seccomp().as_ref().map(seccomp::compile).transpose()?,
     })
 }
 

@@ -89,6 +89,41 @@ fn options_are_split_into_flags_and_data() {
 }
 
 #[test]
+fn options_that_kernels_share_with_the_spec_are_flags_and_id_mapping_is_refused() {
+    let tmpfs = |options: &str| {
+        let mount = format!(r#"{{"destination":"/t","type":"tmpfs","source":"tmpfs","options":[{options}]}}"#);
+        reduced("", "", &mount).map(|plan| plan.mounts.into_iter().next().expect("one mount"))
+    };
+    let mount =
+        tmpfs(r#""lazytime","iversion","silent","remount","nomand","tmpcopyup","rsymfollow""#).expect("reduces");
+    assert_eq!(mount.flags, libc::MS_LAZYTIME | libc::MS_I_VERSION | libc::MS_SILENT);
+    assert!(mount.data.is_empty() && mount.copy_up);
+    assert!(matches!(tmpfs(r#""ridmap""#), Err(Error::Mount(mounts::PlanError::IdMapped(_)))));
+}
+
+#[test]
+fn a_user_namespace_is_shown_the_sysfs_of_the_machine() {
+    let sysfs = r#"{"destination":"/sys","type":"sysfs","source":"sysfs","options":["nosuid","ro"]}"#;
+    let json = String::from_utf8(spec("", "", sysfs)).expect("text");
+    let json = json.replacen(r#"{"type":"pid"}"#, r#"{"type":"pid"},{"type":"user"}"#, 1);
+    let mount = reduce(json.as_bytes(), "root0", &[]).expect("reduces").mounts.into_iter().next().expect("one mount");
+    assert_eq!(mount.what, What::Own { path: "/sys".into(), recursive: false });
+    assert_eq!(mount.flags, libc::MS_NOSUID | libc::MS_RDONLY);
+}
+
+#[test]
+fn priorities_are_the_containers_to_set() {
+    let plan = reduced(
+        r#","scheduler":{"policy":"SCHED_IDLE"},"ioPriority":{"class":"IOPRIO_CLASS_IDLE","priority":0}"#,
+        r#","personality":{"domain":"LINUX"}"#,
+        "",
+    )
+    .expect("reduces");
+    assert_eq!(plan.process.scheduler.map(|it| it.sched_policy), Some(libc::SCHED_IDLE as u32));
+    assert_eq!((plan.process.io_priority, plan.process.personality), (Some(3 << 13), Some(0)));
+}
+
+#[test]
 fn share_names_cannot_lead_elsewhere() {
     for name in ["", ".", "..", "a/b", "../x", "a\0b"] {
         assert!(matches!(reduce(&spec("", "", ""), name, &[]), Err(Error::ShareName(_))), "{name:?}");

@@ -186,6 +186,28 @@ pub fn watch_priority(file: File) -> io::Result<AsyncFd<File>> {
     Ok(unsafe { AsyncFd::register_with_interest(file, Interest::PRIORITY) }?)
 }
 
+/// Sets the policy by which this thread gets the guest's CPUs.
+pub fn set_scheduler(policy: &libc::sched_attr) -> io::Result<()> {
+    // SAFETY: the kernel reads a sched_attr, whose size its first field tells, and which lives across the call.
+    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, ptr::from_ref(policy), 0) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Sets the I/O priority (class and level as ioprio_set(2) has them in one number) of this thread.
+pub fn set_io_priority(priority: u32) -> io::Result<()> {
+    const IOPRIO_WHO_PROCESS: libc::c_int = 1;
+    // SAFETY: numbers only.
+    let result = unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, priority) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Sets the execution domain of this process.
+pub fn set_personality(domain: u32) -> io::Result<()> {
+    // SAFETY: the domains that a plan can have change what later programs are told, nothing in this one's memory.
+    let result = unsafe { libc::personality(libc::c_ulong::from(domain)) };
+    if result >= 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Installs a seccomp filter on this thread.
 pub fn install_seccomp(program: &[libc::sock_filter], flags: u64) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;

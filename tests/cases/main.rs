@@ -6,6 +6,7 @@
 //!   stdio         bytes in, bytes out, end of file, order
 //!   refusals      bad input: a clear error, nothing left behind
 //!   files         virtio-fs as programs use it
+//!   oci           the runtime spec, field by field, as runtime-tools' runtimetest sees it from inside
 //!   operator      options, annotations, `nacre check` and `ps`, logs
 //!   core          what must hold on each of the lab's containerds
 //!   pods          several containers, one machine
@@ -25,6 +26,7 @@ mod lifecycle;
 mod machine;
 mod many;
 mod memory;
+mod oci;
 mod operator;
 mod pods;
 mod refusals;
