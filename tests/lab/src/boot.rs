@@ -17,8 +17,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// lab-init gives a sign of life every 5 s; a starved host may delay it much.
+/// lab-init gives a sign of life every 2 s; a starved host may delay it much.
 const SILENCE: Duration = Duration::from_secs(120);
+/// A lab that was not heard for so long may have lost an interrupt, see [`ports::Nudge`].
+const NUDGED_AFTER: Duration = Duration::from_secs(4);
+/// The same where instructions are counted and nothing is heard: seldom, since each nudge is counted, too.
+const NUDGED_BLINDLY_AFTER: Duration = Duration::from_secs(60);
 /// From the exit code to QEMU's end.
 const LEAVING: Duration = Duration::from_secs(60);
 /// From QEMU's end to the last byte of output.
@@ -103,13 +107,34 @@ impl Drop for Qemu {
     }
 }
 
+/// What comes from the guest, and the nudge that it gets when nothing does.
+struct Heard {
+    events: Receiver<Event>,
+    nudge: ports::Nudge,
+    within: Duration,
+}
+
+impl Heard {
+    /// The next event within `patience`.
+    fn next(&self, patience: Duration) -> Result<Event, RecvTimeoutError> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.events.recv_timeout(left.min(self.within)) {
+                Err(RecvTimeoutError::Timeout) if left > self.within => self.nudge.send(),
+                heard => return heard,
+            }
+        }
+    }
+}
+
 impl Boot<'_> {
     /// Boots once.
     pub fn run(&self) -> Result<Outcome, Error> {
         let folder = self.cache.run_folder()?;
         let machine = self.machine_in(folder.path())?;
         let (send, events) = mpsc::channel();
-        ports::control(folder.path(), send.clone())?;
+        let nudge = ports::control(folder.path(), send.clone())?;
         ports::output(folder.path(), "out", io::stdout(), send.clone())?;
         ports::output(folder.path(), "err", io::stderr(), send.clone())?;
         let mut open_ports = 2;
@@ -122,9 +147,10 @@ impl Boot<'_> {
         if let Some(stderr) = qemu.0.stderr.take() {
             ports::last_words(stderr, send);
         }
+        let events = Heard { events, nudge, within: if self.order.beat { NUDGED_AFTER } else { NUDGED_BLINDLY_AFTER } };
         let outcome = self.follow(&events, &mut qemu, started, &mut open_ports, folder.path());
         drop(qemu);
-        drain(&events, open_ports);
+        drain(&events.events, open_ports);
         self.keep_console(folder.path(), &outcome);
         if let Outcome::Exit(_) = outcome {
             self.take_out(folder.path())?;
@@ -161,7 +187,7 @@ impl Boot<'_> {
     /// Events until there is an outcome and QEMU is gone, or a deadline passes.
     fn follow(
         &self,
-        events: &Receiver<Event>,
+        events: &Heard,
         qemu: &mut Qemu,
         started: Instant,
         open_ports: &mut usize,
@@ -171,7 +197,7 @@ impl Boot<'_> {
         let mut phase_began = started;
         let mut outcome = None;
         loop {
-            match events.recv_timeout(self.patience(&phase, phase_began)) {
+            match events.next(self.patience(&phase, phase_began)) {
                 Ok(Event::Up) => {
                     eprintln!("lab: up in {:.1} s", started.elapsed().as_secs_f64());
                     phase_began = Instant::now();

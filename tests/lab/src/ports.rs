@@ -9,7 +9,9 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, OnceLock};
 use std::thread;
+use std::time::Duration;
 
 /// What a boot can hear.
 #[derive(Debug)]
@@ -39,11 +41,38 @@ fn listen(folder: &Path, name: &str) -> Result<UnixListener, Error> {
     UnixListener::bind(&path).map_err(|e| Error(path, e))
 }
 
+/// The way back to the guest's control port, once QEMU has connected to it.
+#[derive(Debug, Clone, Default)]
+pub struct Nudge(Arc<OnceLock<UnixStream>>);
+
+impl Nudge {
+    /// How long a byte may take that QEMU does not want; there is another one later.
+    const PATIENCE: Duration = Duration::from_millis(100);
+
+    /// Sends the guest a byte, for the interrupt that comes with it.
+    ///
+    /// Emulating a CPU, QEMU may lose the note that an interrupt is pending: one thread clears a bit of the same word
+    /// without the lock under which another sets it (seen in 7.2, at the exits of nested guests: the timer's vector
+    /// stands in the local APIC, interrupts are on, and the CPU sleeps). The next interrupt of any kind wakes it, and
+    /// an idle machine whose timer is lost has no next one.
+    pub fn send(&self) {
+        // If nobody takes it, the guest has not come so far, or is gone.
+        let _ = self.0.get().map(|mut port| port.write_all(b"\n"));
+    }
+}
+
 /// Control lines become events.
-pub fn control(folder: &Path, events: Sender<Event>) -> Result<(), Error> {
+pub fn control(folder: &Path, events: Sender<Event>) -> Result<Nudge, Error> {
     let listener = listen(folder, "ctl")?;
+    let nudge = Nudge::default();
+    let back = nudge.clone();
     thread::spawn(move || {
         let Ok((stream, _)) = listener.accept() else { return };
+        if let Ok(port) =
+            stream.try_clone().and_then(|port| port.set_write_timeout(Some(Nudge::PATIENCE)).map(|()| port))
+        {
+            let _ = back.0.set(port);
+        }
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
             // A line that is not known comes from a newer guest script: ignoring it is right.
             if let Some(event) = parse(&line)
@@ -53,7 +82,7 @@ pub fn control(folder: &Path, events: Sender<Event>) -> Result<(), Error> {
             }
         }
     });
-    Ok(())
+    Ok(nudge)
 }
 
 /// One line of lab-init.
@@ -143,12 +172,16 @@ mod tests {
     fn a_port_delivers_and_says_when_it_ends() {
         let folder = tempfile::tempdir().expect("a folder");
         let (send, events) = mpsc::channel();
-        control(folder.path(), send.clone()).expect("listens");
+        let nudge = control(folder.path(), send.clone()).expect("listens");
+        nudge.send();
         output(folder.path(), "out", io::sink(), send).expect("listens");
         let mut ctl = connect(folder.path(), "ctl").expect("connects");
         ctl.write_all(b"up\nexit 3\n").expect("written");
         assert!(matches!(events.recv(), Ok(Event::Up)));
         assert!(matches!(events.recv(), Ok(Event::Exit(3))));
+        nudge.send();
+        let mut byte = [0];
+        ctl.read_exact(&mut byte).expect("nudged");
         drop(connect(folder.path(), "out").expect("connects"));
         assert!(matches!(events.recv(), Ok(Event::Closed)));
     }
