@@ -143,7 +143,7 @@ impl Boot<'_> {
             open_ports += 1;
         }
         let started = Instant::now();
-        let mut qemu = spawn(&machine)?;
+        let mut qemu = spawn(&self.cache.qemu()?, &machine)?;
         if let Some(stderr) = qemu.0.stderr.take() {
             ports::last_words(stderr, send);
         }
@@ -297,9 +297,10 @@ fn blame(folder: &Path, ending: Ending) -> Outcome {
 }
 
 /// Starts QEMU so that it dies with us.
-fn spawn(machine: &Machine) -> Result<Qemu, Error> {
+fn spawn(program: &Path, machine: &Machine) -> Result<Qemu, Error> {
     let child = Command::new("setpriv")
-        .args(["--pdeathsig", "KILL", "qemu-system-x86_64"])
+        .args(["--pdeathsig", "KILL"])
+        .arg(program)
         .args(machine.arguments())
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -43,6 +43,12 @@ impl Cache {
         &self.root
     }
 
+    /// The QEMU that runs the lab, which must be there.
+    pub fn qemu(&self) -> Result<PathBuf, Error> {
+        let path = self.root.join("qemu/qemu-system-x86_64");
+        if path.exists() { Ok(path) } else { Err(Error::NotBuilt(path)) }
+    }
+
     /// One of `root.img`, `vmlinuz`, `initrd`, which must be there.
     pub fn lab_file(&self, name: &str) -> Result<PathBuf, Error> {
         let path = self.root.join("lab").join(name);

@@ -22,7 +22,8 @@ pub enum Error {
 }
 
 /// What is made, in this order.
-const STEPS: [(&str, &str); 4] = [
+const STEPS: [(&str, &str); 5] = [
+    ("emulator", "tests/lab/mkqemu"),
     ("guest kernel", "vmm/guest-kernel/build"),
     ("test images", "tests/lab/mkimages"),
     ("containerds", "tests/lab/mkdaemons"),

@@ -13,6 +13,7 @@
 //! * There is no way back, and no half of it: whatever fails ends the process with the reason in the log.
 //! * Every thread has a list of system calls ([`Role`]) and takes it before the guest's first instruction.
 
+mod filter;
 mod privileges;
 mod root;
 mod syscalls;

@@ -7,15 +7,12 @@
 //! A thread's list also binds the threads that it starts, therefore all are started before any has taken its list, and
 //! none starts another.
 
-use std::{collections::BTreeMap, io};
+use std::io;
 
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-    TargetArch, apply_filter,
-};
+use seccompiler::{BpfProgram, apply_filter};
 use syscalls::Sysno;
 
-use super::JailError;
+use super::{JailError, filter};
 
 /// What a thread is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,16 +125,15 @@ const STREAMS: &[Sysno] = &[
 ];
 
 /// `KVM_RUN`: the only ioctl that a running machine needs (linux/kvm.h: `_IO(0xAE, 0x80)`).
-const KVM_RUN: u64 = 0xae80;
+const KVM_RUN: u32 = 0xae80;
 
 /// `FIONBIO`: a stream that must not block (asm-generic/ioctls.h).
-const FIONBIO: u64 = 0x5421;
+const FIONBIO: u32 = 0x5421;
 
 impl Role {
     /// Restricts the calling thread, for good.
     pub fn restrict(self) -> Result<(), JailError> {
-        let program = self.program().map_err(|source| JailError::Seccomp { role: self, source })?;
-        apply_filter(&program)
+        apply_filter(&self.program())
             .map_err(|error| JailError::Seccomp { role: self, source: io::Error::other(error.to_string()) })
     }
 
@@ -149,23 +145,12 @@ impl Role {
         }
     }
 
-    fn program(self) -> Result<BpfProgram, io::Error> {
-        let whole = |calls: &[Sysno]| calls.iter().map(|call| (*call as i64, Vec::new())).collect::<Vec<_>>();
-        let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
-        for list in self.lists() {
-            rules.extend(whole(list));
-        }
-        if let Some(command) = self.ioctl() {
-            let command = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, command);
-            let rule = SeccompRule::new(vec![command.map_err(io::Error::other)?]).map_err(io::Error::other)?;
-            rules.insert(Sysno::ioctl as i64, vec![rule]);
-        }
-        let filter = SeccompFilter::new(rules, SeccompAction::Trap, SeccompAction::Allow, TargetArch::x86_64);
-        filter.and_then(TryInto::try_into).map_err(io::Error::other)
+    fn program(self) -> BpfProgram {
+        filter::program(self.lists().iter().copied().flatten().copied(), self.ioctl())
     }
 
     /// The one ioctl that a role makes, if any.
-    fn ioctl(self) -> Option<u64> {
+    fn ioctl(self) -> Option<u32> {
         match self {
             Self::Vcpu => Some(KVM_RUN),
             Self::Sockets => Some(FIONBIO),
@@ -247,7 +232,7 @@ mod tests {
     #[test]
     fn every_list_is_a_program_that_the_kernel_takes() {
         for role in ALL {
-            let program = role.program().expect("compiles");
+            let program = role.program();
             assert!(program.len() < 4096, "{role:?}: {} instructions (BPF_MAXINSNS)", program.len());
         }
     }

@@ -47,9 +47,12 @@ struct Line {
 }
 
 impl Line {
+    /// Raises the line unless the guest has not yet taken the same reason: a driver acknowledges before it looks at the
+    /// rings, so it will see what is new, and a level-triggered line would not rise again either.
     fn raise_for(&self, reason: u32) {
-        self.reasons.fetch_or(reason, Ordering::SeqCst);
-        (self.raise)();
+        if self.reasons.fetch_or(reason, Ordering::SeqCst) & reason == 0 {
+            (self.raise)();
+        }
     }
 }
 
@@ -330,6 +333,23 @@ mod tests {
         assert_eq!((get(&transport, VIRTIO_MMIO_STATUS), calls.load(Ordering::SeqCst)), (15, 1));
         set(&mut transport, VIRTIO_MMIO_STATUS, 0);
         assert_eq!((get(&transport, VIRTIO_MMIO_STATUS), calls.load(Ordering::SeqCst)), (0, 101));
+    }
+
+    #[test]
+    fn line_rises_once_for_each_reason_that_the_guest_has_taken() {
+        let raised = Arc::new(AtomicU32::new(0));
+        let count = Arc::clone(&raised);
+        let raise = move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        };
+        let line = Line { raise: Box::new(raise), reasons: AtomicU32::new(0) };
+        let after = |act: &dyn Fn()| {
+            act();
+            raised.load(Ordering::SeqCst)
+        };
+        assert_eq!((after(&|| line.queue()), after(&|| line.queue()), after(&|| line.config())), (1, 1, 2));
+        line.reasons.fetch_and(!VIRTIO_MMIO_INT_VRING, Ordering::SeqCst);
+        assert_eq!((after(&|| line.config()), after(&|| line.queue())), (2, 3));
     }
 
     #[test]
