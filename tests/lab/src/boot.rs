@@ -21,8 +21,6 @@ use std::time::{Duration, Instant};
 const SILENCE: Duration = Duration::from_secs(120);
 /// A lab that was not heard for so long may have lost an interrupt, see [`ports::Nudge`].
 const NUDGED_AFTER: Duration = Duration::from_secs(4);
-/// The same where instructions are counted and nothing is heard: seldom, since each nudge is counted, too.
-const NUDGED_BLINDLY_AFTER: Duration = Duration::from_secs(60);
 /// From the exit code to QEMU's end.
 const LEAVING: Duration = Duration::from_secs(60);
 /// From QEMU's end to the last byte of output.
@@ -147,7 +145,8 @@ impl Boot<'_> {
         if let Some(stderr) = qemu.0.stderr.take() {
             ports::last_words(stderr, send);
         }
-        let events = Heard { events, nudge, within: if self.order.beat { NUDGED_AFTER } else { NUDGED_BLINDLY_AFTER } };
+        // Where instructions are counted there are no beats, and a nudge would be counted, too.
+        let events = Heard { events, nudge, within: if self.order.beat { NUDGED_AFTER } else { Duration::MAX } };
         let outcome = self.follow(&events, &mut qemu, started, &mut open_ports, folder.path());
         drop(qemu);
         drain(&events.events, open_ports);
