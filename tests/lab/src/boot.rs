@@ -78,6 +78,8 @@ pub struct Boot<'a> {
     pub limit: Option<Duration>,
     /// How long the boot may take.
     pub boot_limit: Duration,
+    /// How long a lab without beats may print nothing; `None` for ever.
+    pub silence: Option<Duration>,
 }
 
 /// Which wait we are in.
@@ -232,7 +234,7 @@ impl Boot<'_> {
             Phase::Booting => began + self.boot_limit,
             Phase::Leaving => began + LEAVING,
             Phase::Running { last_beat } => {
-                let beat = self.order.beat.then(|| *last_beat + SILENCE);
+                let beat = self.silence().map(|silence| *last_beat + silence);
                 let command = self.limit.map(|l| began + l);
                 let far = Instant::now() + Duration::from_secs(7 * 24 * 3600);
                 [beat, command].into_iter().flatten().min().unwrap_or(far)
@@ -241,10 +243,15 @@ impl Boot<'_> {
         until.saturating_duration_since(Instant::now())
     }
 
+    /// After how long a lab that was not heard counts as hung.
+    fn silence(&self) -> Option<Duration> {
+        if self.order.beat { Some(SILENCE) } else { self.silence }
+    }
+
     /// Which deadline it was that passed.
     fn ending(&self, phase: &Phase) -> Ending {
         match phase {
-            Phase::Running { last_beat } if self.order.beat && last_beat.elapsed() > Duration::from_secs(30) => {
+            Phase::Running { last_beat } if self.silence().is_some_and(|silence| last_beat.elapsed() > silence / 4) => {
                 Ending::NoBeat
             }
             Phase::Running { .. } => Ending::CommandTooLong,

@@ -94,6 +94,10 @@ pub struct RunArgs {
     /// Seconds of wall time that the command may take; then it ends with 124
     #[arg(long, value_name = "SECS", default_value_t = 600)]
     pub timeout: u64,
+
+    /// Seconds without output after which a counted lab, which gives no other sign of life, counts as hung
+    #[arg(long, value_name = "SECONDS")]
+    pub silence: Option<u64>,
     /// A file or folder of the lab to copy out to HOST_PATH afterwards
     #[arg(long = "out", value_name = "GUEST_PATH:HOST_PATH")]
     pub outputs: Vec<OutTransfer>,

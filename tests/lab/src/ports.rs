@@ -107,7 +107,8 @@ pub fn output(
     let listener = listen(folder, name)?;
     thread::spawn(move || {
         if let Ok((stream, _)) = listener.accept() {
-            pump(stream, sink);
+            // A sign of life like any other.
+            pump(stream, sink, || drop(events.send(Event::Beat)));
         }
         let _ = events.send(Event::Closed);
     });
@@ -120,9 +121,9 @@ pub fn terminal(folder: &Path, events: Sender<Event>) -> Result<(), Error> {
     thread::spawn(move || {
         if let Ok((stream, _)) = listener.accept() {
             if let Ok(keys) = stream.try_clone() {
-                thread::spawn(move || pump(io::stdin(), keys));
+                thread::spawn(move || pump(io::stdin(), keys, || {}));
             }
-            pump(stream, io::stdout());
+            pump(stream, io::stdout(), || {});
         }
         let _ = events.send(Event::Closed);
     });
@@ -138,14 +139,16 @@ pub fn last_words(mut stderr: impl Read + Send + 'static, events: Sender<Event>)
     });
 }
 
-/// Copies until the end. A reader of ours that went away does not stop the guest: its bytes are dropped then.
-fn pump(mut from: impl Read, mut to: impl Write) {
+/// Copies until the end, and says when there is something. A reader of ours that went away does not stop the guest: its
+/// bytes are dropped then.
+fn pump(mut from: impl Read, mut to: impl Write, heard: impl Fn()) {
     let mut buffer = [0; 64 * 1024];
     let mut open = true;
     while let Ok(n) = from.read(&mut buffer) {
         if n == 0 {
             return;
         }
+        heard();
         open = open && to.write_all(&buffer[..n]).and_then(|()| to.flush()).is_ok();
     }
 }
@@ -182,7 +185,8 @@ mod tests {
         nudge.send();
         let mut byte = [0];
         ctl.read_exact(&mut byte).expect("nudged");
-        drop(connect(folder.path(), "out").expect("connects"));
+        connect(folder.path(), "out").expect("connects").write_all(b"words").expect("written");
+        assert!(matches!(events.recv(), Ok(Event::Beat)));
         assert!(matches!(events.recv(), Ok(Event::Closed)));
     }
 }
