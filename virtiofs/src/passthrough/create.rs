@@ -129,11 +129,7 @@ impl ShareTree {
         };
         let found = self.adopt_file(&place, &file, mode).inspect_err(|_| discard(&place, AtFlags::empty()))?;
         let entry = self.enter(&place.share, parent, name, &found)?;
-        // Without its handle the guest does not learn of the entry either.
-        let number = self
-            .keep_open(&place.share, entry.inode, file, args.flags)
-            .inspect_err(|_| self.let_go(&[(entry.inode, 1)]))?;
-        Ok((entry, number, open_options(&place.share, true)))
+        self.hand_out(&place.share, entry, file, args.flags)
     }
 
     /// O_TMPFILE: a file without a name, which is reached through its handle until LINK gives it one.
@@ -153,10 +149,21 @@ impl ShareTree {
         let file = self.shedding(|| rustix::fs::openat(&place.directory, c".", flags, Mode::from_raw_mode(mode)))?;
         let found = self.adopt_file(&place, &file, mode)?;
         let entry = self.enter_nameless(&place.share, &found)?;
-        let number = self
-            .keep_open(&place.share, entry.inode, file, args.flags)
-            .inspect_err(|_| self.let_go(&[(entry.inode, 1)]))?;
-        Ok((entry, number, open_options(&place.share, true)))
+        self.hand_out(&place.share, entry, file, args.flags)
+    }
+
+    /// A file that was just made, with the handle by which it is open.
+    fn hand_out(
+        &self,
+        share: &Arc<Share>,
+        entry: Entry,
+        file: OwnedFd,
+        flags: u32,
+    ) -> Result<(Entry, u64, OpenOptions), Errno> {
+        // Without its handle the guest does not learn of the entry either.
+        let number =
+            self.keep_open(share, entry.inode, file, flags).inspect_err(|_| self.let_go(&[(entry.inode, 1)]))?;
+        Ok((entry, number, open_options(share, true)))
     }
 
     /// CREATE found something under the name: the host made it, or another request just did.

@@ -14,7 +14,7 @@ use crate::ShareTree;
 use crate::descriptors::Held;
 use crate::share::Share;
 use crate::stat::{self, Stat};
-use crate::tree::{NodeId, ROOT, Refusal};
+use crate::tree::{NodeId, ROOT, Refusal, Tree};
 
 impl From<Refusal> for Errno {
     fn from(refusal: Refusal) -> Errno {
@@ -45,24 +45,24 @@ impl ShareTree {
 
     /// Records a file that was just made without a name.
     pub(super) fn enter_nameless(&self, share: &Share, made: &Stat) -> Result<Entry, Errno> {
-        let (entered, freed) = {
-            let mut tree = self.tree();
-            let entered = tree.enter_nameless(made.key(share.id), made.kind());
-            (entered, tree.take_freed())
-        };
-        self.descriptors.forgotten(&freed);
-        Ok(self.entry(share, entered?, made))
+        let entered = self.change(|tree| tree.enter_nameless(made.key(share.id), made.kind()))?;
+        Ok(self.entry(share, entered, made))
     }
 
     /// Records a file that was found and describes it to the guest.
     pub(super) fn enter(&self, share: &Share, parent: NodeId, name: &CStr, found: &Stat) -> Result<Entry, Errno> {
-        let (entered, freed) = {
+        let entered = self.change(|tree| tree.enter(parent, name, found.key(share.id), found.kind()))?;
+        Ok(self.entry(share, entered, found))
+    }
+
+    /// Changes the tree; the descriptors of nodes that this frees are let go of when it is no longer locked.
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut Tree) -> T) -> T {
+        let (outcome, freed) = {
             let mut tree = self.tree();
-            let entered = tree.enter(parent, name, found.key(share.id), found.kind());
-            (entered, tree.take_freed())
+            (change(&mut tree), tree.take_freed())
         };
         self.descriptors.forgotten(&freed);
-        Ok(self.entry(share, entered?, found))
+        outcome
     }
 
     pub(super) fn entry(&self, share: &Share, node: NodeId, found: &Stat) -> Entry {
@@ -78,14 +78,11 @@ impl ShareTree {
     }
 
     pub(super) fn let_go(&self, requests: &[(NodeId, u64)]) {
-        let freed = {
-            let mut tree = self.tree();
+        self.change(|tree| {
             for (node, count) in requests {
                 tree.forget(*node, *count);
             }
-            tree.take_freed()
-        };
-        self.descriptors.forgotten(&freed);
+        });
     }
 
     /// A directory in which a name is about to change: its share, which must be writable, and a descriptor.

@@ -82,16 +82,13 @@ impl ShareTree {
 
     /// Records that names changed, and keeps what was rescued if the guest has not forgotten it meanwhile.
     fn record(&self, share: &Share, rescue: Option<Rescue>, change: impl FnOnce(&mut Tree)) {
-        let freed = {
-            let mut tree = self.tree();
-            change(&mut tree);
+        self.change(|tree| {
+            change(tree);
             if let Some(Rescue { node, held }) = rescue
                 && tree.get(node).is_some_and(|known| known.places.is_empty())
             {
                 self.descriptors.orphan(share, node, held);
             }
-            tree.take_freed()
-        };
-        self.descriptors.forgotten(&freed);
+        });
     }
 }
