@@ -1,6 +1,6 @@
-//! What a VMM finds out about its host when it is executed as `nacre-vmm --probe` with an open
-//! `/dev/kvm` as its standard input: one line of JSON on its standard
-//! output, and exit code 0 whatever it says. It may hang if KVM does; whoever asks bounds the wait.
+//! What a VMM finds out about its host when it is executed as `nacre-vmm --probe` with an open `/dev/kvm` as its standard
+//! input: one line of JSON on its standard output, and exit code 0 whatever it says. It may hang if KVM does; whoever asks
+//! bounds the wait.
 
 use serde::{Deserialize, Serialize};
 
