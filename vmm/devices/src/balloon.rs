@@ -15,7 +15,6 @@ use rustix::fs::{FallocateFlags, fallocate};
 use virtio::{Activation, Chain, Device, Memory, StartError, Virtqueue, Worker};
 use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemory, GuestMemoryRegion};
-use vmm_sys_util::epoll::EventSet;
 
 /// VIRTIO_BALLOON_F_REPORTING: the third queue is there.
 const REPORTING: u64 = 1 << 5;
@@ -87,17 +86,14 @@ struct Taker {
 impl MutEventSubscriber for Taker {
     fn init(&mut self, ops: &mut EventOps<'_>) {
         for (index, queue) in (0..).zip(&self.queues) {
-            if let Err(error) = ops.add(Events::with_data(queue.doorbell(), index, EventSet::IN)) {
-                log::error!("virtio-balloon: cannot listen to its doorbell: {error}");
-            }
+            queue.listen(ops, index);
         }
     }
 
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
         let index = events.data() as usize;
         let Some(queue) = self.queues.get_mut(index) else { return };
-        queue.answer_doorbell();
-        let served = queue.drain(|memory, chain| {
+        queue.serve(ops, |memory, chain| {
             match index {
                 INFLATE => take_numbered(memory, chain),
                 REPORTED => take_blocks(memory, chain),
@@ -107,11 +103,6 @@ impl MutEventSubscriber for Taker {
             }
             0
         });
-        if let Err(error) = served {
-            log::warn!("virtio-balloon: {error}; the queue stops");
-            // Nothing more can be done with this queue until the driver resets the device.
-            let _ = ops.remove(Events::empty(queue.doorbell()));
-        }
     }
 }
 

@@ -15,7 +15,6 @@ use event_manager::{EventOps, Events, MutEventSubscriber};
 use virtio::{Activation, Chain, Device, Memory, StartError, Virtqueue, Worker};
 use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
 use vm_memory::Bytes;
-use vmm_sys_util::epoll::EventSet;
 
 /// Index of the queue from the guest.
 const TRANSMIT: usize = 1;
@@ -105,19 +104,12 @@ struct Output {
 
 impl MutEventSubscriber for Output {
     fn init(&mut self, ops: &mut EventOps<'_>) {
-        if let Err(error) = ops.add(Events::new(self.queue.doorbell(), EventSet::IN)) {
-            log::error!("virtio-console: cannot listen to its doorbell: {error}");
-        }
+        self.queue.listen(ops, 0);
     }
 
     fn process(&mut self, _events: Events, ops: &mut EventOps<'_>) {
-        self.queue.answer_doorbell();
-        let tail = &self.tail;
-        if let Err(error) = self.queue.drain(|memory, chain| take(memory, chain, tail)) {
-            log::warn!("virtio-console: {error}; it stops");
-            // Nothing more can be done with this queue until the driver resets the device.
-            let _ = ops.remove(Events::empty(self.queue.doorbell()));
-        }
+        let Self { queue, tail } = self;
+        queue.serve(ops, |memory, chain| take(memory, chain, tail));
     }
 }
 

@@ -16,7 +16,6 @@ use fuse_backend_rs::transport::{Reader, VirtioFsWriter};
 use virtio::{Activation, Chain, Device, Memory, StartError, Virtqueue, Worker};
 use virtio_bindings::virtio_ids::VIRTIO_ID_FS;
 use virtiofs::{Server, ShareTree};
-use vmm_sys_util::epoll::EventSet;
 
 /// Bytes of the tag field in the configuration space.
 const TAG_LENGTH: usize = 36;
@@ -80,18 +79,14 @@ struct Service {
 impl MutEventSubscriber for Service {
     fn init(&mut self, ops: &mut EventOps<'_>) {
         for (index, queue) in (0..).zip(&self.queues) {
-            // Each ring is an edge, so the doorbell need not be read: one system call less for each request.
-            let edges = EventSet::IN | EventSet::EDGE_TRIGGERED;
-            if let Err(error) = ops.add(Events::with_data(queue.doorbell(), index, edges)) {
-                log::error!("virtio-fs: cannot listen to its doorbell: {error}");
-            }
+            queue.listen(ops, index);
         }
     }
 
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
         let Self { server, queues, complained } = self;
         let Some(queue) = queues.get_mut(events.data() as usize) else { return };
-        let served = queue.drain(|memory, chain| {
+        queue.serve(ops, |memory, chain| {
             serve(server, memory, chain).unwrap_or_else(|error| {
                 if !*complained {
                     log::warn!("virtio-fs: a request cannot be served: {error} (said once)");
@@ -100,11 +95,6 @@ impl MutEventSubscriber for Service {
                 0
             })
         });
-        if let Err(error) = served {
-            log::warn!("virtio-fs: {error}; the queue stops");
-            // Nothing more can be done with this queue until the driver resets the device.
-            let _ = ops.remove(Events::empty(queue.doorbell()));
-        }
     }
 }
 

@@ -8,7 +8,6 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use virtio::{Activation, Chain, Device, Memory, StartError, Virtqueue, Worker};
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use vm_memory::Bytes;
-use vmm_sys_util::epoll::EventSet;
 
 /// Most bytes given for one chain: far above what Linux asks for (64), far below what would stall the thread.
 const MAX_REQUEST: usize = 4096;
@@ -55,18 +54,11 @@ impl Device for Rng {
 
 impl MutEventSubscriber for Source {
     fn init(&mut self, ops: &mut EventOps<'_>) {
-        if let Err(error) = ops.add(Events::new(self.queue.doorbell(), EventSet::IN)) {
-            log::error!("virtio-rng: cannot listen to its doorbell: {error}");
-        }
+        self.queue.listen(ops, 0);
     }
 
     fn process(&mut self, _events: Events, ops: &mut EventOps<'_>) {
-        self.queue.answer_doorbell();
-        if let Err(error) = self.queue.drain(fill) {
-            log::warn!("virtio-rng: {error}; it stops");
-            // Nothing more can be done with this queue until the driver resets the device.
-            let _ = ops.remove(Events::empty(self.queue.doorbell()));
-        }
+        self.queue.serve(ops, fill);
     }
 }
 

@@ -234,7 +234,7 @@ impl MmioTransport {
             let running = std::mem::replace(queue, idle(queue.max_size()));
             let doorbell = doorbell.try_clone().map_err(|error| error.to_string())?;
             let interrupt = Arc::clone(&self.line) as Arc<dyn Interrupt>;
-            queues.push(Virtqueue::new(running, Arc::clone(&self.memory), doorbell, interrupt));
+            queues.push(Virtqueue::new(self.device.name(), running, Arc::clone(&self.memory), doorbell, interrupt));
         }
         let activation = Activation { memory: Arc::clone(&self.memory), queues, features: self.driver_features };
         self.device.start(activation).map_err(|error| error.to_string())

@@ -1,9 +1,16 @@
 //! A virtqueue with its doorbell and its interrupt: pop chains, push results, tell the guest when it wants to know.
+//!
+//! ```text
+//!   listen ──► rings are events ──► serve, serve, … ──► the guest breaks the queue: no event comes any more
+//! ```
+//!
+//! Each ring is an edge of the doorbell, so nobody reads it: one system call less for each request of the guest.
 
-use std::{io, sync::Arc};
+use std::sync::Arc;
 
+use event_manager::{EventOps, Events};
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
-use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::{epoll::EventSet, eventfd::EventFd};
 
 use crate::{Interrupt, Memory};
 
@@ -17,6 +24,7 @@ pub struct QueueError(#[from] virtio_queue::Error);
 
 /// One running queue.
 pub struct Virtqueue {
+    device: &'static str,
     queue: Queue,
     memory: Arc<Memory>,
     doorbell: EventFd,
@@ -24,23 +32,36 @@ pub struct Virtqueue {
 }
 
 impl Virtqueue {
-    pub(crate) fn new(queue: Queue, memory: Arc<Memory>, doorbell: EventFd, interrupt: Arc<dyn Interrupt>) -> Self {
-        Self { queue, memory, doorbell, interrupt }
+    /// A queue of `device`, which is named in what is logged.
+    pub(crate) fn new(
+        device: &'static str,
+        queue: Queue,
+        memory: Arc<Memory>,
+        doorbell: EventFd,
+        interrupt: Arc<dyn Interrupt>,
+    ) -> Self {
+        Self { device, queue, memory, doorbell, interrupt }
     }
 
-    /// Rings when the guest has added chains.
-    #[must_use]
-    pub fn doorbell(&self) -> &EventFd {
-        &self.doorbell
+    /// Makes each ring of the guest an event with `data`.
+    pub fn listen(&self, ops: &mut EventOps<'_>, data: u32) {
+        let edges = EventSet::IN | EventSet::EDGE_TRIGGERED;
+        if let Err(error) = ops.add(Events::with_data(&self.doorbell, data, edges)) {
+            log::error!("virtio-{}: cannot listen to a doorbell: {error}", self.device);
+        }
     }
 
-    /// Takes back the count of rings, so that the doorbell falls silent.
-    pub fn answer_doorbell(&self) {
-        match self.doorbell.read() {
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            // An eventfd of ours that cannot be read is our bug, not the guest's.
-            Err(error) => panic!("doorbell of a virtqueue: {error}"),
+    /// Ends [`Virtqueue::listen`]: nothing more can be done with this queue until the driver resets the device.
+    pub fn abandon(&self, ops: &mut EventOps<'_>) {
+        // It is unknown to the loop if it could not be listened to.
+        let _ = ops.remove(Events::empty(&self.doorbell));
+    }
+
+    /// Serves what a ring announced, as [`Virtqueue::drain`] does, and abandons the queue if the guest has broken it.
+    pub fn serve(&mut self, ops: &mut EventOps<'_>, serve: impl FnMut(&Memory, Chain) -> u32) {
+        if let Err(error) = self.drain(serve) {
+            log::warn!("virtio-{}: {error}; the queue stops", self.device);
+            self.abandon(ops);
         }
     }
 

@@ -147,14 +147,11 @@ impl Switch {
     pub(super) fn take_event(&mut self, source: u32, events: EventSet) -> Result<(), QueueError> {
         match source {
             TRANSMIT_BELL => {
-                self.transmit.answer_doorbell();
                 let mux = &mut self.mux;
                 self.transmit.drain(|memory, chain| take_packet(mux, memory, chain))
             }
-            RECEIVE_BELL => {
-                self.receive.answer_doorbell();
-                Ok(())
-            }
+            // There is room again: what waits for it speaks after each event.
+            RECEIVE_BELL => Ok(()),
             DIAL_BELL => {
                 // Only the count is taken; the requests are in the channel.
                 let _ = self.bell.read();
@@ -222,15 +219,10 @@ impl Switch {
 
 impl MutEventSubscriber for Switch {
     fn init(&mut self, ops: &mut EventOps<'_>) {
-        let bells = [
-            (TRANSMIT_BELL, self.transmit.doorbell()),
-            (RECEIVE_BELL, self.receive.doorbell()),
-            (DIAL_BELL, self.bell.as_ref()),
-        ];
-        for (source, bell) in bells {
-            if let Err(error) = ops.add(Events::with_data(bell, source, EventSet::IN)) {
-                log::error!("vsock: cannot listen to a doorbell: {error}");
-            }
+        self.transmit.listen(ops, TRANSMIT_BELL);
+        self.receive.listen(ops, RECEIVE_BELL);
+        if let Err(error) = ops.add(Events::with_data(self.bell.as_ref(), DIAL_BELL, EventSet::IN)) {
+            log::error!("vsock: cannot listen to the host's dials: {error}");
         }
     }
 
@@ -238,11 +230,9 @@ impl MutEventSubscriber for Switch {
         let done = self.take_event(events.data(), events.event_set()).and_then(|()| self.speak());
         self.tell_event_loop(ops);
         if let Err(error) = done {
-            log::warn!("vsock: {error}; the queue stops");
-            for bell in [self.transmit.doorbell(), self.receive.doorbell()] {
-                // Nothing more can be done with these queues until the driver resets the device.
-                let _ = ops.remove(Events::empty(bell));
-            }
+            log::warn!("vsock: {error}; its queues stop");
+            self.transmit.abandon(ops);
+            self.receive.abandon(ops);
         }
     }
 }
