@@ -29,7 +29,7 @@ pub fn draw(file: &Path, measured: &Measured) -> Result<(), String> {
 fn try_draw(file: &Path, measured: &Measured) -> Result<(), Box<dyn std::error::Error>> {
     let root = SVGBackend::new(file, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
-    let longest = contender::ALL.iter().filter_map(|one| measured.median(one.name)).max().unwrap_or(1);
+    let longest = contender::ALL.iter().filter_map(|one| measured.least(one.name)).max().unwrap_or(1);
     let rows = contender::ALL.len() as f64;
     let mut chart = ChartBuilder::on(&root)
         .caption("ctr run --rm busybox true (virtual ms)", ("sans-serif", 20))
@@ -38,7 +38,7 @@ fn try_draw(file: &Path, measured: &Measured) -> Result<(), Box<dyn std::error::
         .build_cartesian_2d(0.0..ms(longest) * 1.55, 0.0..rows)?;
     chart.configure_mesh().disable_y_mesh().disable_y_axis().draw()?;
     for (row, contender) in contender::ALL.iter().enumerate() {
-        let Some(total) = measured.median(contender.name) else { continue };
+        let Some(total) = measured.least(contender.name) else { continue };
         let bottom = rows - row as f64 - 0.8;
         let whole = [("".to_owned(), total)];
         let parts = if row == 0 { measured.phases.0.as_slice() } else { &whole };

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::{contender, measure::Measured, plot};
 
-/// How far the medians of two boots may lie apart, as a part of the smaller.
+/// How far the shortest runs of two boots may lie apart, as a part of the smaller.
 const AGREEMENT: f64 = 0.005;
 
 /// Reads the runs, prints the table, writes `results.json` and `start.svg` into `folder`.
@@ -15,16 +15,18 @@ pub fn write(folder: &str, runs: &[&str]) -> Result<(), String> {
     let folder = Path::new(folder);
     fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
     let mut disagreements = Vec::new();
-    println!("ctr run --rm busybox true, counted (1 virtual ms = 1,000,000 instructions); median of each boot\n");
+    println!(
+        "ctr run --rm busybox true, counted (1 virtual ms = 1,000,000 instructions); the shortest run of each boot\n"
+    );
     println!("{:<10} {:>44} {:>9} {:>9}", "", "boots (ms)", "spread", "of runc");
-    let runc = boots.first().and_then(|boot| boot.median("runc"));
+    let runc = boots.first().and_then(|boot| boot.least("runc"));
     for contender in &contender::ALL {
-        let medians: Vec<u64> = boots.iter().filter_map(|boot| boot.median(contender.name)).collect();
-        let (least, most) = (medians.iter().min(), medians.iter().max());
+        let shortest: Vec<u64> = boots.iter().filter_map(|boot| boot.least(contender.name)).collect();
+        let (least, most) = (shortest.iter().min(), shortest.iter().max());
         let (Some(least), Some(most)) = (least, most) else { return Err(format!("{} has no runs", contender.name)) };
         let spread = (most - least) as f64 / *least as f64;
-        let listed: Vec<String> = medians.iter().map(|ns| format!("{:.1}", ms(*ns))).collect();
-        let ratio = runc.map_or(f64::NAN, |runc| medians[0] as f64 / runc as f64);
+        let listed: Vec<String> = shortest.iter().map(|ns| format!("{:.1}", ms(*ns))).collect();
+        let ratio = runc.map_or(f64::NAN, |runc| shortest[0] as f64 / runc as f64);
         println!("{:<10} {:>44} {:>8.2}% {ratio:>9.2}", contender.name, listed.join("  "), spread * 100.0);
         if spread > AGREEMENT {
             disagreements.push(format!("{} by {:.2} %", contender.name, spread * 100.0));
