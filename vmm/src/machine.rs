@@ -5,8 +5,8 @@
 
 use std::{os::fd::OwnedFd, sync::Arc};
 
-use devices::{Balloon, Console, Dialer, Fs, Rng, Vsock};
-use kvm::{Host, Memory, Vm, kernel, x86_64};
+use devices::{Balloon, Console, Dialer, Fs, GiveBack, Rng, Vsock};
+use kvm::{Host, Memory, MemoryError, Vm, kernel, x86_64};
 use virtio::{DOORBELL_OFFSET, Device, MmioTransport, WINDOW, Worker};
 use virtiofs::ShareTree;
 use vmm::jail::{JailError, Role};
@@ -55,7 +55,7 @@ pub enum MachineError {
     Host(#[from] kvm::HostError),
     /// No memory.
     #[error(transparent)]
-    Memory(#[from] kvm::MemoryError),
+    Memory(#[from] MemoryError),
     /// Unusable images.
     #[error(transparent)]
     Kernel(#[from] kernel::KernelError),
@@ -113,7 +113,7 @@ pub fn boot(boot: &Boot, parts: Parts<'_>, owner: &Owner) -> Result<Machine, Mac
     let memory = Memory::new(boot.memory_mib)?;
     let loaded = kernel::load(&memory, parts.kernel, parts.initramfs)?;
     let vm = Vm::new(&host, memory.clone())?;
-    let (devices, dialer) = devices(parts.shares, owner)?;
+    let (devices, dialer) = devices(parts.shares, &memory, owner)?;
     let cmdline = cmdline(devices.len(), &boot.cmdline);
     let windows = (0..).zip(devices).map(|(slot, device)| wire(&vm, slot, device)).collect::<Result<_, _>>()?;
     let bus = Arc::new(Bus::new(owner.console().clone(), FIRST_WINDOW, windows));
@@ -132,7 +132,11 @@ pub fn boot(boot: &Boot, parts: Parts<'_>, owner: &Owner) -> Result<Machine, Mac
 }
 
 /// The fixed set of devices, each with its thread.
-fn devices(shares: &Arc<ShareTree>, owner: &Owner) -> Result<(Vec<Box<dyn Device>>, Dialer), MachineError> {
+fn devices(
+    shares: &Arc<ShareTree>,
+    memory: &Memory,
+    owner: &Owner,
+) -> Result<(Vec<Box<dyn Device>>, Dialer), MachineError> {
     let worker = |name, role: Role| Worker::new(name, move || role.restrict_or_end());
     let (vsock, dialer) = Vsock::new(Box::new(owner.clone()), worker("vsock", Role::Sockets)?)?;
     let devices: Vec<Box<dyn Device>> = vec![
@@ -140,9 +144,17 @@ fn devices(shares: &Arc<ShareTree>, owner: &Owner) -> Result<(Vec<Box<dyn Device
         Box::new(Fs::new(SHARES_TAG, Arc::clone(shares), worker("fs", Role::Files)?)),
         Box::new(vsock),
         Box::new(Rng::new(worker("rng", Role::Entropy)?)),
-        Box::new(Balloon::new(worker("balloon", Role::Balloon)?)),
+        Box::new(Balloon::new(worker("balloon", Role::Balloon)?, give_back(memory.clone()))),
     ];
     Ok((devices, dialer))
+}
+
+/// What the balloon does with a block that the guest gives away. That the block is none of its memory is the guest's affair.
+fn give_back(memory: Memory) -> Arc<GiveBack> {
+    Arc::new(move |address, length| match memory.release(address, length) {
+        Ok(()) | Err(MemoryError::Outside { .. }) => {}
+        Err(error) => log::warn!("virtio-balloon: {error}"),
+    })
 }
 
 fn check(boot: &Boot) -> Result<(), MachineError> {

@@ -4,17 +4,18 @@
 //! unasked (VIRTIO_BALLOON_F_REPORTING), which is what shrinks a machine by itself: Linux reports blocks of 2 MiB that have
 //! been free for about two seconds. The host never asks for pages here: the target stays 0.
 //!
-//! Giving back is a hole in the memory's file: the pages are gone from the host at once, and the next touch finds zeroes.
+//! How pages are given back is the business of whoever made the memory; here they are a [`GiveBack`] with the block's
+//! address and length as the guest named them.
 //!
-//! Threats: a guest names pages by number, any number. A block that is not whole pages inside of one stretch of its own
-//! memory is left alone. Naming pages that it uses costs it their contents, nothing else. It can keep this thread busy, as
+//! Threats: a guest names pages by number, any number, and whoever gives back leaves alone what is not the guest's. Naming pages that it uses costs it their contents, nothing else. It can keep this thread busy, as
 //! any; the work for one chain is bounded by [`MAX_CHAIN`].
 
+use std::sync::Arc;
+
 use event_manager::{EventOps, Events, MutEventSubscriber};
-use rustix::fs::{FallocateFlags, fallocate};
 use virtio::{Activation, Chain, Device, Memory, StartError, Virtqueue, Worker};
 use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
-use vm_memory::{Address, Bytes, GuestAddress, GuestMemory, GuestMemoryRegion};
+use vm_memory::{Address, Bytes};
 
 /// VIRTIO_BALLOON_F_REPORTING: the third queue is there.
 const REPORTING: u64 = 1 << 5;
@@ -35,16 +36,20 @@ const MAX_CHAIN: usize = 64;
 /// Most page numbers in one descriptor: Linux's array (VIRTIO_BALLOON_ARRAY_PFNS_MAX).
 const MAX_PFNS: usize = 256;
 
+/// Gives a block of guest memory back to the host: guest-physical address and length in bytes, both unchecked.
+pub type GiveBack = dyn Fn(u64, u64) + Send + Sync;
+
 /// The balloon device.
 pub struct Balloon {
     worker: Worker,
+    give_back: Arc<GiveBack>,
 }
 
 impl Balloon {
     /// A balloon that nobody inflates, on `worker`.
     #[must_use]
-    pub fn new(worker: Worker) -> Self {
-        Self { worker }
+    pub fn new(worker: Worker, give_back: Arc<GiveBack>) -> Self {
+        Self { worker, give_back }
     }
 }
 
@@ -71,7 +76,7 @@ impl Device for Balloon {
     }
 
     fn start(&mut self, activation: Activation) -> Result<(), StartError> {
-        self.worker.start(Box::new(Taker { queues: activation.queues }))
+        self.worker.start(Box::new(Taker { queues: activation.queues, give_back: Arc::clone(&self.give_back) }))
     }
 
     fn stop(&mut self) {
@@ -81,6 +86,7 @@ impl Device for Balloon {
 
 struct Taker {
     queues: Vec<Virtqueue>,
+    give_back: Arc<GiveBack>,
 }
 
 impl MutEventSubscriber for Taker {
@@ -93,10 +99,11 @@ impl MutEventSubscriber for Taker {
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
         let index = events.data() as usize;
         let Some(queue) = self.queues.get_mut(index) else { return };
+        let give_back = &*self.give_back;
         queue.serve(ops, |memory, chain| {
             match index {
-                INFLATE => take_numbered(memory, chain),
-                REPORTED => take_blocks(memory, chain),
+                INFLATE => take_numbered(memory, chain, give_back),
+                REPORTED => take_blocks(chain, give_back),
                 // A page that is taken back is there when it is touched.
                 DEFLATE => {}
                 _ => unreachable!("the device has three queues"),
@@ -107,7 +114,7 @@ impl MutEventSubscriber for Taker {
 }
 
 /// Each descriptor is an array of page numbers.
-fn take_numbered(memory: &Memory, chain: Chain) {
+fn take_numbered(memory: &Memory, chain: Chain, give_back: &GiveBack) {
     for descriptor in chain.readable().take(MAX_CHAIN) {
         let mut numbers = [0; MAX_PFNS * PFN];
         let length = (descriptor.len() as usize).min(numbers.len()) / PFN * PFN;
@@ -116,87 +123,93 @@ fn take_numbered(memory: &Memory, chain: Chain) {
         }
         for number in numbers[..length].chunks_exact(PFN) {
             let number = number.try_into().map_or(0, u32::from_le_bytes);
-            release(memory, GuestAddress(u64::from(number) * PAGE), PAGE);
+            give_back(u64::from(number) * PAGE, PAGE);
         }
     }
 }
 
 /// Each descriptor is a block of free memory itself.
-fn take_blocks(memory: &Memory, chain: Chain) {
+fn take_blocks(chain: Chain, give_back: &GiveBack) {
     for descriptor in chain.writable().take(MAX_CHAIN) {
-        release(memory, descriptor.addr(), u64::from(descriptor.len()));
-    }
-}
-
-/// Makes a hole of `length` bytes at `address`, if that is whole pages in one stretch of memory; else does nothing.
-fn release(memory: &Memory, address: GuestAddress, length: u64) {
-    let aligned = address.raw_value().is_multiple_of(PAGE) && length.is_multiple_of(PAGE) && length > 0;
-    let Some(region) = memory.find_region(address).filter(|_| aligned) else { return };
-    let inside = address.raw_value() - region.start_addr().raw_value();
-    let (Some(end), Some(backing)) = (inside.checked_add(length), region.file_offset()) else { return };
-    if end > region.len() {
-        return;
-    }
-    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    if let Err(errno) = fallocate(backing.file(), hole, backing.start() + inside, length) {
-        log::warn!("virtio-balloon: the host does not take {length} bytes back: {errno}");
+        give_back(descriptor.addr().raw_value(), u64::from(descriptor.len()));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{fs::File, os::unix::fs::MetadataExt, sync::Arc};
+    use std::sync::Mutex;
 
-    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-    use vm_memory::FileOffset;
+    use virtio_bindings::virtio_ring::VRING_DESC_F_WRITE;
+    use virtio_queue::{
+        Queue, QueueOwnedT,
+        desc::{RawDescriptor, split::Descriptor},
+        mock::MockSplitQueue,
+    };
+    use vm_memory::GuestAddress;
 
     use super::*;
 
-    const MIB: u64 = 1 << 20;
+    const SIZE: usize = 1 << 20;
 
-    /// Two stretches of 1 MiB, at 0 and at 4 MiB, all of whose pages exist.
-    fn full_memory() -> (Memory, Arc<File>) {
-        let fd = memfd_create("test", MemfdFlags::CLOEXEC).expect("memfd");
-        ftruncate(&fd, 2 * MIB).expect("size");
-        let file = Arc::new(File::from(fd));
-        let stretch =
-            |start, offset| (GuestAddress(start), MIB as usize, Some(FileOffset::from_arc(Arc::clone(&file), offset)));
-        let memory = Memory::from_ranges_with_files([stretch(0, 0), stretch(4 * MIB, MIB)]).expect("memory");
-        for start in [0, 4 * MIB] {
-            memory.write_slice(&vec![7; MIB as usize], GuestAddress(start)).expect("fill");
-        }
-        (memory, file)
+    /// What `take` gives back of a chain of descriptors (address, length, writable) in a memory that begins as `fill` says.
+    fn given(
+        fill: impl Fn(&Memory),
+        descriptors: &[(u64, u32, bool)],
+        take: impl Fn(&Memory, Chain, &GiveBack),
+    ) -> Vec<(u64, u64)> {
+        let memory = Arc::new(Memory::from_ranges(&[(GuestAddress(0), SIZE)]).expect("memory"));
+        fill(&memory);
+        let rings = MockSplitQueue::new(&*memory, 128);
+        let raw: Vec<_> = descriptors
+            .iter()
+            .map(|&(address, length, writable)| {
+                let flags = if writable { VRING_DESC_F_WRITE as u16 } else { 0 };
+                RawDescriptor::from(Descriptor::new(address, length, flags, 0))
+            })
+            .collect();
+        rings.build_desc_chain(&raw).expect("a chain");
+        let mut queue: Queue = rings.create_queue().expect("a queue");
+        let chain = queue.iter(Arc::clone(&memory)).expect("rings in memory").next().expect("one chain");
+        let given = Arc::new(Mutex::new(Vec::new()));
+        let list = Arc::clone(&given);
+        take(&memory, chain, &move |address, length| list.lock().expect("one thread").push((address, length)));
+        given.lock().expect("one thread").clone()
     }
 
-    fn resident(file: &File) -> u64 {
-        file.metadata().expect("stat").blocks() * 512
+    fn numbers(of: &[u32]) -> impl Fn(&Memory) {
+        let bytes: Vec<u8> = of.iter().flat_map(|number| number.to_le_bytes()).collect();
+        move |memory| memory.write_slice(&bytes, GuestAddress(0x8_0000)).expect("inside")
     }
 
     #[test]
-    fn released_pages_leave_the_host_and_read_as_zeroes() {
-        let (memory, file) = full_memory();
-        assert_eq!(resident(&file), 2 * MIB);
-        release(&memory, GuestAddress(4 * MIB + 8192), 16 * PAGE);
-        assert_eq!(resident(&file), 2 * MIB - 16 * PAGE);
-        let byte = |address| memory.read_obj::<u8>(GuestAddress(address)).expect("inside");
-        assert_eq!([byte(4 * MIB + 8191), byte(4 * MIB + 8192), byte(4 * MIB + 8192 + 16 * PAGE)], [7, 0, 7]);
+    fn numbered_pages_are_given_back_one_by_one() {
+        let given = given(numbers(&[3, 1, u32::MAX]), &[(0x8_0000, 8, false), (0x8_0008, 7, false)], take_numbered);
+        assert_eq!(given, [(3 * PAGE, PAGE), (PAGE, PAGE), (u64::from(u32::MAX) * PAGE, PAGE)]);
     }
 
     #[test]
-    fn block_that_is_not_whole_pages_of_one_stretch_is_left_alone() {
-        let (memory, file) = full_memory();
-        let allegations = [
-            (1, PAGE),
-            (0, PAGE - 1),
-            (0, 0),
-            (MIB - PAGE, 2 * PAGE),      // over the end of its stretch
-            (2 * MIB, PAGE),             // between the stretches
-            (u64::MAX - PAGE + 1, PAGE), // at the end of the world
-            (0, !(PAGE - 1)),
-        ];
-        for (address, length) in allegations {
-            release(&memory, GuestAddress(address), length);
-            assert_eq!(resident(&file), 2 * MIB, "{address:#x}, {length:#x}");
-        }
+    fn one_descriptor_names_no_more_pages_than_linux_would() {
+        let given = given(numbers(&[5; 300]), &[(0x8_0000, 1200, false)], take_numbered);
+        assert_eq!(given.len(), MAX_PFNS);
+    }
+
+    #[test]
+    fn numbers_outside_of_memory_end_the_chain() {
+        let given = given(numbers(&[5]), &[(SIZE as u64, 4, false), (0x8_0000, 4, false)], take_numbered);
+        assert_eq!(given, []);
+    }
+
+    #[test]
+    fn free_blocks_are_given_back_as_the_guest_names_them() {
+        let blocks = [(0x20_0000, 0x20_0000, true), (u64::MAX, 4096, true), (0, 4096, false)];
+        let given = given(|_| {}, &blocks, |_, chain, give_back| take_blocks(chain, give_back));
+        assert_eq!(given, [(0x20_0000, 0x20_0000), (u64::MAX, 4096)]);
+    }
+
+    #[test]
+    fn one_chain_keeps_the_thread_for_so_many_blocks_at_most() {
+        let blocks = [(0, 4096, true); MAX_CHAIN + 10];
+        let given = given(|_| {}, &blocks, |_, chain, give_back| take_blocks(chain, give_back));
+        assert_eq!(given.len(), MAX_CHAIN);
     }
 }

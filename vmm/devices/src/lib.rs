@@ -18,7 +18,7 @@ mod fs;
 mod rng;
 mod vsock;
 
-pub use balloon::Balloon;
+pub use balloon::{Balloon, GiveBack};
 pub use console::{Console, ConsoleTail};
 pub use fs::Fs;
 pub use rng::Rng;

@@ -4,11 +4,9 @@
 //! (Documentation/arch/x86/boot.rst): no decompressor, no real mode. The initramfs lies at the end of low memory, page
 //! aligned, where the kernel frees it after unpacking.
 //!
-//! Bytes go from the images' page cache into the memory's file inside of the kernel (sendfile), not through our mapping:
-//! a page that is written whole there is neither zeroed first nor faulted in, which costs less than half; it is why
-//! linux-loader's own `Elf::load` is not used. A page still costs nine thousand instructions, most of what a VMM does
-//! before the guest runs, so padding is not in the segments (vmm/guest-kernel/trim). Memory that no segment covers is
-//! zero, because it is new.
+//! Memory that no segment covers is zero, because it is new. Padding is not in the segments (vmm/guest-kernel/trim): a page
+//! that nobody writes costs nothing. linux-loader's `Elf::load` is not used because it reads a segment through its mapping
+//! without asking first whether the segment lies in one stretch of RAM.
 
 use std::{
     fs::File,

@@ -15,14 +15,15 @@
 //!
 //! # Unsafe
 //!
-//! This crate is one of the workspace's three homes for `unsafe` (design.md §4). It needs it three
-//! times: to give KVM the address of guest memory, to take a descriptor as KVM's, and in the handler of forbidden system
-//! calls.
+//! This crate is one of the workspace's three homes for `unsafe` (design.md §4). It needs it four
+//! times: to map guest memory, to give KVM its address, to take a descriptor as KVM's, and in the handler of forbidden
+//! system calls.
 #![deny(unsafe_code)]
 
 mod host;
 mod irq;
 pub mod kernel;
+mod mapping;
 mod memory;
 pub mod probe;
 pub mod trap;
@@ -32,6 +33,7 @@ pub mod x86_64;
 
 pub use host::{Host, HostError};
 pub use irq::{Doorbell, IrqLine};
+pub use mapping::MappingError;
 pub use memory::{Layout, MMIO_GAP_START, Memory, MemoryError, Ram};
 pub use vcpu::{Exit, Vcpu};
 pub use vm::{Vm, VmError};

@@ -165,8 +165,7 @@ impl Role {
             Self::Vcpu => &[EVERYONE, MESSAGES],
             Self::Files => &[EVERYONE, EVENT_LOOP, LOOK, FILES],
             Self::Sockets => &[EVERYONE, EVENT_LOOP, MESSAGES, STREAMS],
-            Self::Console | Self::Entropy => &[EVERYONE, EVENT_LOOP],
-            Self::Balloon => &[EVERYONE, EVENT_LOOP, &[Sysno::fallocate]],
+            Self::Console | Self::Entropy | Self::Balloon => &[EVERYONE, EVENT_LOOP],
         }
     }
 }
