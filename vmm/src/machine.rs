@@ -34,9 +34,10 @@ const MIN_MEMORY_MIB: u32 = 64;
 const MAX_MEMORY_MIB: u32 = 1 << 20;
 
 /// What the machine needs to be told, whatever its owner adds:
+/// no chatter, said first, or the early console repeats all that was said before the word: 765 characters, two exits each ·
 /// the console and its early stand-in · a panic ends the machine at once, warm, by the keyboard controller · a name for
 /// containers that have none of their own · clocks and the processor's entropy are trusted, not tested.
-const BASE_CMDLINE: &str = "console=hvc0 earlyprintk=serial,ttyS0 quiet panic=-1 reboot=k,panic_warm \
+const BASE_CMDLINE: &str = "quiet console=hvc0 earlyprintk=serial,ttyS0 panic=-1 reboot=k,panic_warm \
      hostname=nacre tsc=reliable no_timer_check random.trust_cpu=on";
 
 /// Why a machine does not run.
