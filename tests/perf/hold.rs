@@ -4,8 +4,9 @@
 //!   boots agree within one and a half per cent, so it may worsen by two.
 //! * **The whole start**, as ctr sees it. A third of it is ctr's and containerd's, so it may worsen by five.
 //!
-//! Both are of the shortest run. The unit is runc's shortest, which a boot misses now and then (266 instead of 245 virtual
-//! ms): such a boot holds less, and fails nothing that it should not.
+//! Each is the sum of its phases, every phase as short as any run of the boot had it: Go's scheduler lengthens one phase or
+//! another of nearly every run, by up to twenty virtual ms, and seldom the same one in all. The unit is runc's shortest run,
+//! which a boot misses now and then (266 instead of 245): such a boot holds less, and fails nothing that it should not.
 //!
 //! Multiples and not numbers of instructions, because the lab's containerd and kernel come from Debian and move: they
 //! move both starts. A reference changes only with a reason in the commit that changes it.
@@ -16,11 +17,9 @@ use serde::Deserialize;
 
 use crate::{
     measure::Measured,
+    phases::Phases,
     report::{ms, read},
 };
-
-/// Which phases are the machine's.
-const MACHINE: std::ops::Range<usize> = 3..8;
 
 /// What lies in the repository: multiples of runc's shortest run.
 #[derive(Debug, Deserialize)]
@@ -47,13 +46,17 @@ pub fn against(reference: &str, run: &str) -> Result<(), String> {
 fn multiples(boot: &Measured) -> Result<(f64, f64), String> {
     let least = |name| boot.least(name).ok_or_else(|| format!("{name} was not measured"));
     let (nacre, runc) = (least("nacre")?, least("runc")?);
-    println!("counted: nacre {:.1} ms, runc {:.1} ms", ms(nacre), ms(runc));
-    for (what, length) in &boot.phases.0 {
+    let floor = Phases::floor(&boot.phases).ok_or("no phases were measured")?;
+    println!(
+        "counted: nacre {:.1} ms, phases at their shortest {:.1}, runc {:.1}",
+        ms(nacre),
+        ms(floor.whole()),
+        ms(runc)
+    );
+    for (what, length) in &floor.0 {
         println!("{:>9.2}  {what}", ms(*length));
     }
-    let phases = boot.phases.0.get(MACHINE).ok_or("the trace lacks phases")?;
-    let machine: u64 = phases.iter().map(|(_, length)| length).sum();
-    Ok((machine as f64 / runc as f64, nacre as f64 / runc as f64))
+    Ok((floor.machine() as f64 / runc as f64, floor.whole() as f64 / runc as f64))
 }
 
 fn verdict(what: &str, figure: f64, reference: f64, tolerance: f64) -> Result<(), String> {

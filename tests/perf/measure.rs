@@ -10,7 +10,7 @@ use crate::{contender, contender::Contender, phases, phases::Phases};
 const WARM_UP: usize = 2;
 
 /// Runs of ours that are.
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 12;
 
 /// Runs of a peer that are: about one in five of runc's is placed as well as it can be, and is the unit of all.
 const PEER_ROUNDS: usize = 10;
@@ -20,8 +20,8 @@ const PEER_ROUNDS: usize = 10;
 pub struct Measured {
     /// Whole runs in nanoseconds, by contender, in the order in which they ran.
     pub runs: BTreeMap<String, Vec<u64>>,
-    /// Phases of the shortest run of nacre.
-    pub phases: Phases,
+    /// Phases of each run of nacre, in the order in which they ran.
+    pub phases: Vec<Phases>,
 }
 
 impl Measured {
@@ -29,6 +29,11 @@ impl Measured {
     /// ctr and containerd, often by twenty virtual ms at once, and it only ever adds: the shortest run is the work itself.
     pub fn least(&self, name: &str) -> Option<u64> {
         self.runs.get(name)?.iter().min().copied()
+    }
+
+    /// The phases of nacre's shortest run.
+    pub fn shortest(&self) -> Option<&Phases> {
+        self.phases.iter().min_by_key(|run| run.whole())
     }
 }
 
@@ -50,16 +55,15 @@ impl Run {
 pub fn to_file(out: &str, names: &[&str]) -> Result<(), String> {
     let trace = env::var("NACRE_TRACE").map_err(|_| "set NACRE_TRACE, here and for containerd, to a file")?;
     let mut runs = BTreeMap::new();
-    let mut measured_phases = None;
+    let mut phases = Vec::new();
     for contender in contender::ALL.iter().filter(|one| names.is_empty() || names.contains(&one.name)) {
         let rounds = rounds(contender)?;
         if contender.ours() {
-            let least = rounds.iter().min_by_key(|run| run.length()).expect("rounds are at least one");
-            measured_phases = Some(phases::of(&trace, &least.id, least.begin, least.end)?);
+            phases =
+                rounds.iter().map(|run| phases::of(&trace, &run.id, run.begin, run.end)).collect::<Result<_, _>>()?;
         }
         runs.insert(contender.name.to_owned(), rounds.iter().map(Run::length).collect());
     }
-    let phases = measured_phases.ok_or("nobody's phases were measured")?;
     let text = serde_json::to_string_pretty(&Measured { runs, phases }).map_err(|error| error.to_string())?;
     fs::write(out, text).map_err(|error| format!("cannot write {out}: {error}"))
 }

@@ -32,6 +32,32 @@ struct Stamp {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Phases(pub Vec<(String, u64)>);
 
+/// Which phases are the machine's: from the shim's order for a VMM to the process's exit as the shim sees it.
+const MACHINE: std::ops::Range<usize> = 3..8;
+
+impl Phases {
+    /// All phases together, in nanoseconds.
+    pub fn whole(&self) -> u64 {
+        self.0.iter().map(|(_, length)| length).sum()
+    }
+
+    /// The machine's phases together, in nanoseconds.
+    pub fn machine(&self) -> u64 {
+        self.0[MACHINE].iter().map(|(_, length)| length).sum()
+    }
+
+    /// Each phase as short as it was in any of the runs; nothing, if there was none.
+    pub fn floor(runs: &[Phases]) -> Option<Phases> {
+        let mut floor = runs.first()?.clone();
+        for run in runs {
+            for ((_, least), (_, length)) in floor.0.iter_mut().zip(&run.0) {
+                *least = (*least).min(*length);
+            }
+        }
+        Some(floor)
+    }
+}
+
 /// Reads the phases of container `id` that ran from `begin` to `end` (CLOCK_MONOTONIC).
 pub fn of(trace: &str, id: &str, begin: u64, end: u64) -> Result<Phases, String> {
     let text = fs::read_to_string(trace).map_err(|error| format!("cannot read the trace {trace}: {error}"))?;
@@ -51,4 +77,16 @@ pub fn of(trace: &str, id: &str, begin: u64, end: u64) -> Result<Phases, String>
     }
     phases.push((REST.to_owned(), end.saturating_sub(last)));
     Ok(Phases(phases))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floor_takes_each_phase_from_the_run_that_had_it_shortest() {
+        let run = |lengths: [u64; 2]| Phases(vec![("a".to_owned(), lengths[0]), ("b".to_owned(), lengths[1])]);
+        assert_eq!(Phases::floor(&[run([3, 5]), run([4, 1])]).map(|floor| floor.whole()), Some(4));
+        assert!(Phases::floor(&[]).is_none());
+    }
 }

@@ -41,7 +41,7 @@ fn try_draw(file: &Path, measured: &Measured) -> Result<(), Box<dyn std::error::
         let Some(total) = measured.least(contender.name) else { continue };
         let bottom = rows - row as f64 - 0.8;
         let whole = [("".to_owned(), total)];
-        let parts = if row == 0 { measured.phases.0.as_slice() } else { &whole };
+        let parts = measured.shortest().filter(|_| row == 0).map_or(whole.as_slice(), |phases| &phases.0);
         let mut left = 0.0;
         for (index, (what, length)) in parts.iter().enumerate() {
             let colour = if row == 0 { COLOURS[index % COLOURS.len()] } else { OTHER };

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use serde_json::json;
 
-use crate::{contender, measure::Measured, plot};
+use crate::{contender, measure::Measured, phases::Phases, plot};
 
 /// How far the shortest runs of two boots may lie apart, as a part of the smaller.
 const AGREEMENT: f64 = 0.005;
@@ -32,7 +32,7 @@ pub fn write(folder: &str, runs: &[&str]) -> Result<(), String> {
             disagreements.push(format!("{} by {:.2} %", contender.name, spread * 100.0));
         }
     }
-    print_phases(&boots[0]);
+    print_phases(boots[0].shortest().ok_or("no phases were measured")?);
     save(folder, &boots)?;
     if disagreements.is_empty() {
         println!("\nAll boots agree within {} %. Written: {}", AGREEMENT * 100.0, folder.display());
@@ -41,9 +41,9 @@ pub fn write(folder: &str, runs: &[&str]) -> Result<(), String> {
     Err(format!("boots disagree by more than {} %: {}", AGREEMENT * 100.0, disagreements.join(", ")))
 }
 
-fn print_phases(boot: &Measured) {
+fn print_phases(phases: &Phases) {
     println!("\nnacre, phase by phase (ms)");
-    for (what, length) in &boot.phases.0 {
+    for (what, length) in &phases.0 {
         println!("{:>9.2}  {what}", ms(*length));
     }
 }
