@@ -17,7 +17,6 @@ use serde::Deserialize;
 
 use crate::{
     measure::Measured,
-    phases::Phases,
     report::{ms, read},
 };
 
@@ -46,7 +45,7 @@ pub fn against(reference: &str, run: &str) -> Result<(), String> {
 fn multiples(boot: &Measured) -> Result<(f64, f64), String> {
     let least = |name| boot.least(name).ok_or_else(|| format!("{name} was not measured"));
     let (nacre, runc) = (least("nacre")?, least("runc")?);
-    let floor = Phases::floor(&boot.phases).ok_or("no phases were measured")?;
+    let floor = boot.floor().ok_or("no phases were measured")?;
     println!(
         "counted: nacre {:.1} ms, phases at their shortest {:.1}, runc {:.1}",
         ms(nacre),

@@ -31,9 +31,15 @@ impl Measured {
         self.runs.get(name)?.iter().min().copied()
     }
 
-    /// The phases of nacre's shortest run.
-    pub fn shortest(&self) -> Option<&Phases> {
-        self.phases.iter().min_by_key(|run| run.whole())
+    /// What a boot says of a contender, in nanoseconds: of ours, all phases at their shortest; of a peer, which leaves no
+    /// stamps, the shortest run.
+    pub fn figure(&self, contender: &Contender) -> Option<u64> {
+        if contender.ours() { Some(self.floor()?.whole()) } else { self.least(contender.name) }
+    }
+
+    /// Nacre's phases, each at its shortest.
+    pub fn floor(&self) -> Option<Phases> {
+        Phases::floor(&self.phases)
     }
 }
 
@@ -101,4 +107,18 @@ fn now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let since_boot = Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32);
     since_boot.as_nanos() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figure_is_the_phases_floor_for_us_and_the_shortest_run_for_a_peer() {
+        let run = |lengths: [u64; 2]| Phases(vec![("a".to_owned(), lengths[0]), ("b".to_owned(), lengths[1])]);
+        let runs = [("nacre".to_owned(), vec![8, 5]), ("runc".to_owned(), vec![9, 7])];
+        let boot = Measured { runs: runs.into(), phases: vec![run([3, 5]), run([4, 1])] };
+        let figures = contender::ALL.iter().filter_map(|one| boot.figure(one));
+        assert_eq!(figures.collect::<Vec<_>>(), [4, 7]);
+    }
 }

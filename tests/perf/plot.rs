@@ -38,10 +38,11 @@ fn try_draw(file: &Path, measured: &Measured) -> Result<(), Box<dyn std::error::
         .build_cartesian_2d(0.0..ms(longest) * 1.55, 0.0..rows)?;
     chart.configure_mesh().disable_y_mesh().disable_y_axis().draw()?;
     for (row, contender) in contender::ALL.iter().enumerate() {
-        let Some(total) = measured.least(contender.name) else { continue };
+        let Some(total) = measured.figure(contender) else { continue };
         let bottom = rows - row as f64 - 0.8;
         let whole = [("".to_owned(), total)];
-        let parts = measured.shortest().filter(|_| row == 0).map_or(whole.as_slice(), |phases| &phases.0);
+        let floor = measured.floor();
+        let parts = floor.as_ref().filter(|_| row == 0).map_or(whole.as_slice(), |phases| &phases.0);
         let mut left = 0.0;
         for (index, (what, length)) in parts.iter().enumerate() {
             let colour = if row == 0 { COLOURS[index % COLOURS.len()] } else { OTHER };

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::{contender, measure::Measured, phases::Phases, plot};
 
-/// How far the shortest runs of two boots may lie apart, as a part of the smaller.
+/// How far the figures of two boots may lie apart, as a part of the smaller.
 const AGREEMENT: f64 = 0.005;
 
 /// Reads the runs, prints the table, writes `results.json` and `start.svg` into `folder`.
@@ -16,12 +16,12 @@ pub fn write(folder: &str, runs: &[&str]) -> Result<(), String> {
     fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
     let mut disagreements = Vec::new();
     println!(
-        "ctr run --rm busybox true, counted (1 virtual ms = 1,000,000 instructions); the shortest run of each boot\n"
+        "ctr run --rm busybox true, counted (1 virtual ms = 1,000,000 instructions); the shortest run\nof each boot, of nacre all phases at their shortest\n"
     );
     println!("{:<10} {:>44} {:>9} {:>9}", "", "boots (ms)", "spread", "of runc");
     let runc = boots.first().and_then(|boot| boot.least("runc"));
     for contender in &contender::ALL {
-        let shortest: Vec<u64> = boots.iter().filter_map(|boot| boot.least(contender.name)).collect();
+        let shortest: Vec<u64> = boots.iter().filter_map(|boot| boot.figure(contender)).collect();
         let (least, most) = (shortest.iter().min(), shortest.iter().max());
         let (Some(least), Some(most)) = (least, most) else { return Err(format!("{} has no runs", contender.name)) };
         let spread = (most - least) as f64 / *least as f64;
@@ -32,7 +32,7 @@ pub fn write(folder: &str, runs: &[&str]) -> Result<(), String> {
             disagreements.push(format!("{} by {:.2} %", contender.name, spread * 100.0));
         }
     }
-    print_phases(boots[0].shortest().ok_or("no phases were measured")?);
+    print_phases(&boots[0].floor().ok_or("no phases were measured")?);
     save(folder, &boots)?;
     if disagreements.is_empty() {
         println!("\nAll boots agree within {} %. Written: {}", AGREEMENT * 100.0, folder.display());

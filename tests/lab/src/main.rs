@@ -60,8 +60,8 @@ fn order(machine: &MachineArgs) -> Order {
     }
 }
 
-/// How often a lab is booted again after a fault of its own. Where instructions are counted, a machine hangs about once in
-/// forty starts (ADR-0012), and a command makes a dozen.
+/// How often a lab is booted again after a fault of its own. Where instructions are counted, a machine whose QEMU could not be
+/// mended hangs about once in thirty starts (ADR-0012), and a command makes a dozen.
 fn second_chances(machine: &MachineArgs) -> u32 {
     if machine.counted { 3 } else { 1 }
 }
