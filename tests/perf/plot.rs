@@ -29,7 +29,8 @@ pub fn draw(file: &Path, measured: &Measured) -> Result<(), String> {
 fn try_draw(file: &Path, measured: &Measured) -> Result<(), Box<dyn std::error::Error>> {
     let root = SVGBackend::new(file, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
-    let longest = contender::ALL.iter().filter_map(|one| measured.least(one.name)).max().unwrap_or(1);
+    let longest = contender::ALL.iter().filter_map(|one| measured.figure(one)).max().unwrap_or(1);
+    let floor = measured.floor();
     let rows = contender::ALL.len() as f64;
     let mut chart = ChartBuilder::on(&root)
         .caption("ctr run --rm busybox true (virtual ms)", ("sans-serif", 20))
@@ -41,7 +42,6 @@ fn try_draw(file: &Path, measured: &Measured) -> Result<(), Box<dyn std::error::
         let Some(total) = measured.figure(contender) else { continue };
         let bottom = rows - row as f64 - 0.8;
         let whole = [("".to_owned(), total)];
-        let floor = measured.floor();
         let parts = floor.as_ref().filter(|_| row == 0).map_or(whole.as_slice(), |phases| &phases.0);
         let mut left = 0.0;
         for (index, (what, length)) in parts.iter().enumerate() {

@@ -16,17 +16,18 @@ pub fn write(folder: &str, runs: &[&str]) -> Result<(), String> {
     fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
     let mut disagreements = Vec::new();
     println!(
-        "ctr run --rm busybox true, counted (1 virtual ms = 1,000,000 instructions); the shortest run\nof each boot, of nacre all phases at their shortest\n"
+        "ctr run --rm busybox true, counted (1 virtual ms = 1,000,000 instructions); the shortest run\n\
+         of each boot, of nacre all phases at their shortest\n"
     );
     println!("{:<10} {:>44} {:>9} {:>9}", "", "boots (ms)", "spread", "of runc");
     let runc = boots.first().and_then(|boot| boot.least("runc"));
     for contender in &contender::ALL {
-        let shortest: Vec<u64> = boots.iter().filter_map(|boot| boot.figure(contender)).collect();
-        let (least, most) = (shortest.iter().min(), shortest.iter().max());
+        let figures: Vec<u64> = boots.iter().filter_map(|boot| boot.figure(contender)).collect();
+        let (least, most) = (figures.iter().min(), figures.iter().max());
         let (Some(least), Some(most)) = (least, most) else { return Err(format!("{} has no runs", contender.name)) };
         let spread = (most - least) as f64 / *least as f64;
-        let listed: Vec<String> = shortest.iter().map(|ns| format!("{:.1}", ms(*ns))).collect();
-        let ratio = runc.map_or(f64::NAN, |runc| shortest[0] as f64 / runc as f64);
+        let listed: Vec<String> = figures.iter().map(|ns| format!("{:.1}", ms(*ns))).collect();
+        let ratio = runc.map_or(f64::NAN, |runc| figures[0] as f64 / runc as f64);
         println!("{:<10} {:>44} {:>8.2}% {ratio:>9.2}", contender.name, listed.join("  "), spread * 100.0);
         if spread > AGREEMENT {
             disagreements.push(format!("{} by {:.2} %", contender.name, spread * 100.0));
