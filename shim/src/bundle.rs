@@ -10,7 +10,7 @@
 //! | `cgroup` | the server | `delete` |
 //!
 //! Process records are `PID STARTTIME`: a pid alone may long belong to somebody else. A server that ends well leaves
-//! `ended` as its record: no record at all means that the bundle is being taken away. Invariant: [`Process::kill`] never
+//! `ended` as its record: half a record, or none, means that the bundle is being taken away. Invariant: [`Process::kill`] never
 //! signals a process that was not recorded. Failure path: a missing or unreadable record means "nothing to do", because
 //! `delete` runs on half-made and half-removed bundles alike.
 
@@ -118,10 +118,10 @@ impl Bundle {
         let _ = fs::write(self.path(SHIM_PID), ENDED);
     }
 
-    /// Whether anything is known of a server, be it that it has ended.
+    /// Whether the server has ended and left nothing.
     #[must_use]
-    pub fn has_record(&self) -> bool {
-        self.path(SHIM_PID).exists()
+    pub fn has_ended(&self) -> bool {
+        fs::read_to_string(self.path(SHIM_PID)).is_ok_and(|text| text == ENDED)
     }
 
     /// Forgets `name`.

@@ -7,7 +7,7 @@
 //! ```text
 //!   shared with another bundle? ── no ──► kill VMM, shim (recorded, start time checked) ──► remove the socket
 //!        ├── yes, and the shim is dead ──► kill the VMM
-//!        ├── no record of a shim at all ──► look for it by its command line ([`crate::stray`])
+//!        ├── its pid or address is not recorded ──► by its command line ([`crate::stray`])
 //!        └── either way ──► kill the holder ──► unmount rootfs ──► answer {137, now}
 //! ```
 //!
@@ -45,27 +45,26 @@ pub fn delete(flags: &Flags) -> Vec<u8> {
         Ok(absolute) => Bundle::new(absolute),
         Err(_) => bundle,
     };
-    // Read before anything else: containerd may be taking the bundle away.
-    let stray = if bundle.has_record() { None } else { stray::find(flags, &bundle) };
-    let address = bundle.address().or_else(|| Some(format!("unix://{}", stray.as_ref()?.socket)));
+    // Read before anything else: containerd may be taking the bundle away, file by file.
+    let (recorded, address) = (bundle.recorded(SHIM_PID), bundle.address());
+    let shim = if bundle.has_ended() { None } else { recorded.or_else(|| stray::find(flags, &bundle)) };
+    let address = address.or_else(|| Some(format!("unix://{}", stray::socket(shim?)?)));
     let shared = address.as_deref().is_some_and(|address| bundle.shares(address));
-    // A server that ends by itself leaves no pid, and prunes its log itself.
-    let crashed = bundle.recorded(SHIM_PID).is_some();
     // A server that is dead protects nobody, and its VMM may be recorded in this bundle alone.
-    if !shared || bundle.recorded(SHIM_PID).is_some_and(|shim| !shim.is_alive()) {
+    if !shared || shim.is_some_and(|shim| !shim.is_alive()) {
         end(&bundle, VMM_PID);
-        end(&bundle, SHIM_PID);
-    }
-    if let (false, Some(stray)) = (shared, stray) {
-        // Its VMM ends with it, its holders when their lifeline does.
-        stray.process.kill(PATIENCE);
+        if let Some(shim) = shim {
+            shim.kill(PATIENCE);
+            bundle.forget(SHIM_PID);
+        }
     }
     // The last one takes the socket: a new server of the group may listen there by now.
     let socket = address.as_deref().and_then(|address| address.strip_prefix("unix://"));
     if let (false, Some(socket)) = (shared, socket) {
         let _ = fs::remove_file(socket);
     }
-    if !shared && crashed {
+    // A server that ends by itself leaves no pid, and prunes its log itself.
+    if !shared && shim.is_some() {
         prune_logs(&bundle);
     }
     let pid = end(&bundle, HOLDER_PID);

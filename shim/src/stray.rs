@@ -1,12 +1,12 @@
 //! A server whose bundle is gone: found by its command line and its working directory.
 //!
 //! When Create fails because the server hangs, containerd removes the bundle and executes `delete` at the same time. Then
-//! the record of the server may be gone before `delete` can read it, and nobody else knows of it. The command line that
-//! `start` gave the server names its container, its working directory is the bundle, and neither can be lost. Ids alone
-//! would not do: two containerds on one host may have a container of the same name.
+//! the server's record, its address or both may be gone before `delete` can read them, and nobody else knows of it. The
+//! command line that `start` gave the server names its container and its socket, its working directory is the bundle, and
+//! none of them can be lost. Ids alone would not do: two containerds on one host may have a container of the same name.
 //!
-//! All of `/proc` is read, so this is for the case in which a bundle has no record at all: a server that ends well leaves
-//! one that says so (see [`crate::bundle::Bundle::has_record`]).
+//! All of `/proc` is read, so this is for the case in which a bundle lacks one of the two: a server that ends well leaves
+//! a word that says so (see [`crate::bundle::Bundle::has_ended`]).
 
 use std::{env, fs, path::Path};
 
@@ -18,29 +18,29 @@ use crate::{
 /// What the kernel appends to the name of a working directory that was removed.
 const REMOVED: &str = " (deleted)";
 
-/// A server and what it listens on.
-#[derive(Debug)]
-pub struct Stray {
-    /// The server.
-    pub process: Process,
-    /// Its socket.
-    pub socket: String,
-}
-
 /// The server that `start` left for this container, if it lives.
 #[must_use]
-pub fn find(flags: &Flags, bundle: &Bundle) -> Option<Stray> {
+pub fn find(flags: &Flags, bundle: &Bundle) -> Option<Process> {
     let program = env::current_exe().ok()?;
     let pids = fs::read_dir("/proc").ok()?.flatten();
     pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find_map(|pid: u32| {
         let folder = Path::new("/proc").join(pid.to_string());
-        let socket = socket_of(&fs::read(folder.join("cmdline")).ok()?, flags)?;
         let process = Process::running(pid).ok()?;
+        let server = server(&fs::read(folder.join("cmdline")).ok()?)?;
+        let asked = server.id == flags.id && server.namespace == flags.namespace;
         // Another program may claim to be one of ours.
         let ours = fs::read_link(folder.join("exe")).ok()?.file_name() == program.file_name();
         let here = lives_in(&fs::read_link(folder.join("cwd")).ok()?.to_string_lossy(), bundle);
-        (ours && here).then_some(Stray { process, socket })
+        (asked && ours && here).then_some(process)
     })
+}
+
+/// Where a server listens, if it lives: the same for every container of its group.
+#[must_use]
+pub fn socket(process: Process) -> Option<String> {
+    let command_line = fs::read(format!("/proc/{}/cmdline", process.pid)).ok()?;
+    // Asked afterwards: then it was its command line.
+    process.is_alive().then_some(server(&command_line)?.socket)
 }
 
 /// containerd puts a dot before a bundle's name, then removes it.
@@ -50,12 +50,11 @@ fn lives_in(directory: &str, bundle: &Bundle) -> bool {
     directory.parent() == bundle.directory().parent() && name(directory) == name(bundle.directory())
 }
 
-/// The socket in a server's command line, if it serves this very container.
-fn socket_of(command_line: &[u8], flags: &Flags) -> Option<String> {
+/// What a server was told, if this is the command line of one.
+fn server(command_line: &[u8]) -> Option<Flags> {
     let words = command_line.strip_suffix(b"\0").unwrap_or(command_line).split(|byte| *byte == 0).skip(1);
-    let server = Flags::parse(words.map(|word| String::from_utf8_lossy(word).into_owned()));
-    let same = server.id == flags.id && server.namespace == flags.namespace && server.action.is_empty();
-    (same && !server.socket.is_empty()).then_some(server.socket)
+    let flags = Flags::parse(words.map(|word| String::from_utf8_lossy(word).into_owned()));
+    (flags.action.is_empty() && !flags.socket.is_empty()).then_some(flags)
 }
 
 #[cfg(test)]
@@ -67,11 +66,10 @@ mod tests {
     }
 
     #[test]
-    fn server_is_known_by_container_and_namespace() {
+    fn server_is_known_by_its_command_line() {
         let line = b"/usr/bin/shim\0-namespace\0default\0-id\0c1\0-socket\0/run/s/x\0-group\0pod\0";
-        assert_eq!(socket_of(line, &flags("c1")).as_deref(), Some("/run/s/x"));
-        assert_eq!(socket_of(line, &flags("c")), None);
-        assert_eq!(socket_of(line, &Flags { namespace: "other".into(), ..flags("c1") }), None);
+        let known = Flags { socket: "/run/s/x".into(), group: "pod".into(), ..flags("c1") };
+        assert_eq!(server(line), Some(known));
     }
 
     #[test]
@@ -79,8 +77,13 @@ mod tests {
         for line in
             [&b"shim\0-namespace\0default\0-id\0c1\0start\0"[..], b"shim\0-namespace\0default\0-id\0c1\0delete\0", b""]
         {
-            assert_eq!(socket_of(line, &flags("c1")), None);
+            assert_eq!(server(line), None);
         }
+    }
+
+    #[test]
+    fn process_that_is_no_server_has_no_socket() {
+        assert_eq!(socket(Process::running(std::process::id()).expect("we live")), None);
     }
 
     #[test]

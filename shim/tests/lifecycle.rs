@@ -194,21 +194,30 @@ async fn server_without_container_and_bundle_ends_by_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn server_that_hangs_is_found_although_its_bundle_is_gone() {
-    let Some(daemon) = Daemon::new("").await else { return };
-    let pod = daemon.start("c1", &["true"], "").await;
-    let pid = rustix::process::Pid::from_raw(i32::try_from(pod.recorded("shim.pid")).expect("a pid")).expect("a pid");
-    rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("stop");
-    for entry in fs::read_dir(&pod.bundle).expect("the bundle").flatten() {
-        let _ = fs::remove_file(entry.path());
+async fn server_that_hangs_is_found_however_much_of_its_bundle_is_gone() {
+    // containerd removes the files one by one, in the order of the file system's directory.
+    for rest in [&[][..], &["shim.pid"], &["address"], &["vmm.pid"], &["shim.pid", "vmm.pid"]] {
+        let Some(daemon) = Daemon::new("").await else { return };
+        let pod = daemon.start("c1", &["true"], "").await;
+        let pid =
+            rustix::process::Pid::from_raw(i32::try_from(pod.recorded("shim.pid")).expect("a pid")).expect("a pid");
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("stop");
+        for entry in fs::read_dir(&pod.bundle).expect("the bundle").flatten() {
+            if !rest.iter().any(|name| entry.file_name() == *name) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        let daemon = spawn_blocking(move || {
+            // Another container's delete leaves the server alone; one with a record of it is not another's.
+            if rest.is_empty() {
+                assert_eq!(daemon.delete(&pod, "c2").exit_status, 137);
+                assert!(!daemon.processes().is_empty());
+            }
+            assert_eq!(daemon.delete(&pod, "c1").exit_status, 137);
+            daemon
+        });
+        daemon.await.expect("join").assert_nothing_left();
     }
-    let daemon = spawn_blocking(move || {
-        assert_eq!(daemon.delete(&pod, "c2").exit_status, 137);
-        assert!(!daemon.processes().is_empty(), "another container's delete leaves it alone");
-        assert_eq!(daemon.delete(&pod, "c1").exit_status, 137);
-        daemon
-    });
-    daemon.await.expect("join").assert_nothing_left();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -249,6 +258,24 @@ async fn containers_of_a_group_share_one_shim_until_the_last_is_gone() {
     first.shutdown("pod1").await;
     daemon.delete(&first, "pod1");
     daemon.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_removed_bundle_of_one_container_leaves_the_group_its_shim() {
+    for lost in ["address", "shim.pid"] {
+        let Some(daemon) = Daemon::new("").await else { return };
+        let group = r#""io.kubernetes.cri.sandbox-id":"pod1""#;
+        let first = daemon.start("pod1", &["true"], group).await;
+        let second = daemon.start("c2", &["true"], group).await;
+        first.create("pod1", Path::new("")).await.expect("create");
+        second.create("c2", Path::new("")).await.expect("create");
+        fs::remove_file(second.bundle.join(lost)).expect("containerd has begun to remove the bundle");
+        daemon.delete(&second, "c2");
+        fs::remove_dir_all(&second.bundle).expect("containerd removes the bundle");
+        assert_eq!(first.status("pod1").await.expect("alive"), Status::CREATED);
+        daemon.delete(&first, "pod1");
+        daemon.assert_nothing_left();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
