@@ -3,7 +3,7 @@
 //! usage: agent_on_sockets SHARES CGROUP SOCKETS
 //!
 //! It must be process 1 of a pid namespace and alone in a mount namespace (`unshare --mount --pid --fork`). Used by
-//! `tests/containers.rs`. When the connection ends it exits; it presses no power button.
+//! `tests/guest`. When the connection ends it exits; it presses no power button.
 #![forbid(unsafe_code)]
 
 use std::{io, sync::Arc};
