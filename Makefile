@@ -20,7 +20,7 @@ STATIC := -C target-feature=+crt-static -C relocation-model=static
 comma := ,
 say = @echo "==> $(1)" >&2
 
-.PHONY: help demo test check unit house vm count bench soak files fuzz lab build kernel agent needs lab-ready install clean
+.PHONY: help demo test check unit house vm count bench soak files stress fuzz lab build kernel agent needs lab-ready install clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -83,6 +83,9 @@ files: needs ## compare virtio-fs with Debian's virtiofsd, in pairs on this host
 
 soak: build lab-ready ## 500 runs in a row and 20 times 20 at once, on each containerd of the lab (hours)
 	@tests/lab/soak $(LAB) $(STAGE)
+
+stress: build lab-ready ## fio and stress-ng in a container's root and in a volume
+	@tests/stress/run $(LAB) $(STAGE)
 
 SECONDS ?= 60
 fuzz: ## run each fuzz target for a while: SECONDS=60 each

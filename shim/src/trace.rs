@@ -1,7 +1,8 @@
 //! Marks of how far a container has come, for the benchmark.
 //!
 //! If `NACRE_TRACE` names a file, each [`mark`] appends one line
-//! `{"phase":"…","id":"…","ns":CLOCK_MONOTONIC}` with a single write, so that several processes may share the file.
+//! `{"phase":"…","id":"…","ns":CLOCK_MONOTONIC}` with a single write, so that several processes may share the file. The
+//! VMM's own mark has `"cpu_ns"`, too: what it has run on processors by then.
 //! Without the variable a mark costs one load. A trace that cannot be written is silently given up: it must never
 //! change what is measured.
 
@@ -25,14 +26,15 @@ pub fn mark(phase: &str, id: &str) {
         let now = clock_gettime(ClockId::Monotonic);
         let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
         let nanoseconds = u64::try_from(now.tv_nsec).unwrap_or_default();
-        write(sink, phase, id, seconds * 1_000_000_000 + nanoseconds);
+        let ns = seconds * 1_000_000_000 + nanoseconds;
+        write(sink, phase, id, &format!("\"ns\":{ns}"));
     }
 }
 
-/// Records that `id` reached `phase` at a time that somebody else has taken.
-pub fn mark_at(phase: &str, id: &str, ns: u64) {
+/// Records when the VMM of `id` first entered its guest, and what it had cost by then; both times are its own.
+pub fn mark_entry(id: &str, ns: u64, cpu_ns: u64) {
     if let Some(sink) = sink() {
-        write(sink, phase, id, ns);
+        write(sink, "entered", id, &format!("\"ns\":{ns},\"cpu_ns\":{cpu_ns}"));
     }
 }
 
@@ -40,6 +42,6 @@ fn sink() -> Option<&'static File> {
     SINK.get_or_init(|| OpenOptions::new().create(true).append(true).open(env::var_os(VARIABLE)?).ok()).as_ref()
 }
 
-fn write(mut sink: &File, phase: &str, id: &str, ns: u64) {
-    let _ = sink.write_all(format!("{{\"phase\":\"{phase}\",\"id\":\"{id}\",\"ns\":{ns}}}\n").as_bytes());
+fn write(mut sink: &File, phase: &str, id: &str, times: &str) {
+    let _ = sink.write_all(format!("{{\"phase\":\"{phase}\",\"id\":\"{id}\",{times}}}\n").as_bytes());
 }

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 const HELP: &str = "\
 perf: what a container start costs, counted in the lab
 
-  perf measure OUT.json [NAME...]    in the lab, counted: run every contender (or those named), write their figures
+  perf measure OUT.json N [NAME...]  in the lab, counted: run every contender (or those named) N times or more, write the figures
   perf hold REFERENCE.json RUN.json  on the host: fail if a start has become dearer than the reference by more than 2 %
   perf report FOLDER RUN.json...     on the host: table, FOLDER/results.json, FOLDER/start.svg
 
@@ -29,7 +29,10 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match words[..] {
-        ["measure", out, ref names @ ..] => measure::to_file(out, names),
+        ["measure", out, wanted, ref names @ ..] => wanted
+            .parse()
+            .map_err(|error| format!("{wanted:?} is no number of runs: {error}"))
+            .and_then(|wanted| measure::to_file(out, wanted, names)),
         ["hold", reference, run] => hold::against(reference, run),
         ["report", folder, ref runs @ ..] if !runs.is_empty() => report::write(folder, runs),
         _ => {

@@ -9,12 +9,6 @@ use crate::{contender, contender::Contender, phases, phases::Phases};
 /// Runs that are not counted: caches fill.
 const WARM_UP: usize = 2;
 
-/// Runs of ours that are.
-const ROUNDS: usize = 12;
-
-/// Runs of a peer that are: about one in five of runc's is placed as well as it can be, and is the unit of all.
-const PEER_ROUNDS: usize = 10;
-
 /// What one boot of the lab measured.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Measured {
@@ -25,22 +19,23 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// A contender's shortest run in nanoseconds. What differs from run to run is how Go's scheduler places the work of
-    /// ctr and containerd, often by twenty virtual ms at once, and it only ever adds: the shortest run is the work itself.
-    pub fn least(&self, name: &str) -> Option<u64> {
-        self.runs.get(name)?.iter().min().copied()
+    /// A contender's middle run in nanoseconds. Runs differ by how Go's scheduler places the work of ctr and containerd, a
+    /// per cent or two either way.
+    pub fn middle(&self, name: &str) -> Option<u64> {
+        middle(self.runs.get(name)?.iter().copied())
     }
 
-    /// What a boot says of a contender, in nanoseconds: of ours, all phases at their shortest; of a peer, which leaves no
-    /// stamps, the shortest run.
-    pub fn figure(&self, contender: &Contender) -> Option<u64> {
-        if contender.ours() { Some(self.floor()?.whole()) } else { self.least(contender.name) }
+    /// Nacre's phases, each as long as in the middle.
+    pub fn phases(&self) -> Option<Phases> {
+        Phases::middle(&self.phases)
     }
+}
 
-    /// Nacre's phases, each at its shortest.
-    pub fn floor(&self) -> Option<Phases> {
-        Phases::floor(&self.phases)
-    }
+/// The middle one of some figures, the lower of two.
+pub fn middle(figures: impl Iterator<Item = u64>) -> Option<u64> {
+    let mut sorted: Vec<u64> = figures.collect();
+    sorted.sort_unstable();
+    sorted.get(sorted.len().saturating_sub(1) / 2).copied()
 }
 
 /// One run of a contender.
@@ -57,13 +52,13 @@ impl Run {
     }
 }
 
-/// Measures the contenders of these names, or all, and writes the figures to `out`.
-pub fn to_file(out: &str, names: &[&str]) -> Result<(), String> {
+/// Counts `wanted` runs, or as many times as it takes, of each contender of these names, or of all, and writes the figures to `out`.
+pub fn to_file(out: &str, wanted: usize, names: &[&str]) -> Result<(), String> {
     let trace = env::var("NACRE_TRACE").map_err(|_| "set NACRE_TRACE, here and for containerd, to a file")?;
     let mut runs = BTreeMap::new();
     let mut phases = Vec::new();
     for contender in contender::ALL.iter().filter(|one| names.is_empty() || names.contains(&one.name)) {
-        let rounds = rounds(contender)?;
+        let rounds = rounds(contender, wanted * contender.times)?;
         if contender.ours() {
             phases =
                 rounds.iter().map(|run| phases::of(&trace, &run.id, run.begin, run.end)).collect::<Result<_, _>>()?;
@@ -77,9 +72,9 @@ pub fn to_file(out: &str, names: &[&str]) -> Result<(), String> {
 /// How many failures a peer is forgiven: pVisor's own start-up time-out is close to what emulation takes.
 const FORGIVEN: usize = 5;
 
-/// Runs one contender until enough runs are counted. A failure of a peer is said, and tried again; we may not fail.
-fn rounds(contender: &Contender) -> Result<Vec<Run>, String> {
-    let (wanted, may_fail) = if contender.ours() { (ROUNDS, 0) } else { (PEER_ROUNDS, FORGIVEN) };
+/// Runs one contender until `wanted` runs are counted. A failure of a peer is said, and tried again; we may not fail.
+fn rounds(contender: &Contender, wanted: usize) -> Result<Vec<Run>, String> {
+    let may_fail = if contender.ours() { 0 } else { FORGIVEN };
     let (mut counted, mut round, mut failures) = (Vec::new(), 0, 0);
     while counted.len() < wanted {
         let id = format!("{}-{round}-{failures}", contender.name);
@@ -114,11 +109,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figure_is_the_phases_floor_for_us_and_the_shortest_run_for_a_peer() {
-        let run = |lengths: [u64; 2]| Phases(vec![("a".to_owned(), lengths[0]), ("b".to_owned(), lengths[1])]);
-        let runs = [("nacre".to_owned(), vec![8, 5]), ("runc".to_owned(), vec![9, 7])];
-        let boot = Measured { runs: runs.into(), phases: vec![run([3, 5]), run([4, 1])] };
-        let figures = contender::ALL.iter().filter_map(|one| boot.figure(one));
-        assert_eq!(figures.collect::<Vec<_>>(), [4, 7]);
+    fn middle_of_two_is_the_lower_and_of_none_nothing() {
+        assert_eq!(middle([9, 1, 5].into_iter()), Some(5));
+        assert_eq!(middle([9, 1, 5, 7].into_iter()), Some(5));
+        assert_eq!(middle([].into_iter()), None);
     }
 }

@@ -29,8 +29,8 @@ pub fn draw(file: &Path, measured: &Measured) -> Result<(), String> {
 fn try_draw(file: &Path, measured: &Measured) -> Result<(), Box<dyn std::error::Error>> {
     let root = SVGBackend::new(file, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
-    let longest = contender::ALL.iter().filter_map(|one| measured.figure(one)).max().unwrap_or(1);
-    let floor = measured.floor();
+    let longest = contender::ALL.iter().filter_map(|one| measured.middle(one.name)).max().unwrap_or(1);
+    let phases = measured.phases();
     let rows = contender::ALL.len() as f64;
     let mut chart = ChartBuilder::on(&root)
         .caption("ctr run --rm busybox true (virtual ms)", ("sans-serif", 20))
@@ -39,10 +39,10 @@ fn try_draw(file: &Path, measured: &Measured) -> Result<(), Box<dyn std::error::
         .build_cartesian_2d(0.0..ms(longest) * 1.55, 0.0..rows)?;
     chart.configure_mesh().disable_y_mesh().disable_y_axis().draw()?;
     for (row, contender) in contender::ALL.iter().enumerate() {
-        let Some(total) = measured.figure(contender) else { continue };
+        let Some(total) = measured.middle(contender.name) else { continue };
         let bottom = rows - row as f64 - 0.8;
         let whole = [("".to_owned(), total)];
-        let parts = floor.as_ref().filter(|_| row == 0).map_or(whole.as_slice(), |phases| &phases.0);
+        let parts = phases.as_ref().filter(|_| row == 0).map_or(whole.as_slice(), |phases| &phases.lengths);
         let mut left = 0.0;
         for (index, (what, length)) in parts.iter().enumerate() {
             let colour = if row == 0 { COLOURS[index % COLOURS.len()] } else { OTHER };

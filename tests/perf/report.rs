@@ -16,13 +16,13 @@ pub fn write(folder: &str, runs: &[&str]) -> Result<(), String> {
     fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
     let mut disagreements = Vec::new();
     println!(
-        "ctr run --rm busybox true, counted (1 virtual ms = 1,000,000 instructions); the shortest run\n\
-         of each boot, of nacre all phases at their shortest\n"
+        "ctr run --rm busybox true, counted (1 virtual ms = 1,000,000 instructions); the middle run\n\
+         of each boot\n"
     );
     println!("{:<10} {:>44} {:>9} {:>9}", "", "boots (ms)", "spread", "of runc");
-    let runc = boots.first().and_then(|boot| boot.least("runc"));
+    let runc = boots.first().and_then(|boot| boot.middle("runc"));
     for contender in &contender::ALL {
-        let figures: Vec<u64> = boots.iter().filter_map(|boot| boot.figure(contender)).collect();
+        let figures: Vec<u64> = boots.iter().filter_map(|boot| boot.middle(contender.name)).collect();
         let (least, most) = (figures.iter().min(), figures.iter().max());
         let (Some(least), Some(most)) = (least, most) else { return Err(format!("{} has no runs", contender.name)) };
         let spread = (most - least) as f64 / *least as f64;
@@ -33,7 +33,7 @@ pub fn write(folder: &str, runs: &[&str]) -> Result<(), String> {
             disagreements.push(format!("{} by {:.2} %", contender.name, spread * 100.0));
         }
     }
-    print_phases(&boots[0].floor().ok_or("no phases were measured")?);
+    print_phases(&boots[0].phases().ok_or("no phases were measured")?);
     save(folder, &boots)?;
     if disagreements.is_empty() {
         println!("\nAll boots agree within {} %. Written: {}", AGREEMENT * 100.0, folder.display());
@@ -44,9 +44,7 @@ pub fn write(folder: &str, runs: &[&str]) -> Result<(), String> {
 
 fn print_phases(phases: &Phases) {
     println!("\nnacre, phase by phase (ms)");
-    for (what, length) in &phases.0 {
-        println!("{:>9.2}  {what}", ms(*length));
-    }
+    phases.print();
 }
 
 fn save(folder: &Path, boots: &[Measured]) -> Result<(), String> {

@@ -42,7 +42,10 @@ pub fn spawn(mut vcpu: Vcpu, bus: Arc<Bus>, memory: Memory, owner: Owner, gate: 
         Role::Vcpu.restrict_or_end();
         gate.0.wait();
         if index == 0 {
-            owner.tell(&Event::Entered { at_ns: now_ns() }, &[]);
+            owner.tell(
+                &Event::Entered { at_ns: now_ns(ClockId::Monotonic), cpu_ns: now_ns(ClockId::ProcessCPUTime) },
+                &[],
+            );
         }
         let reason = loop {
             if let ControlFlow::Break(reason) = step(&mut vcpu, &bus) {
@@ -73,9 +76,9 @@ fn explain(reason: ExitReason, memory: &Memory) -> ExitReason {
     if reason == ExitReason::Reset && warm() { ExitReason::Panic } else { reason }
 }
 
-fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    // The monotonic clock is never negative.
+fn now_ns(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
+    // Neither clock is ever negative.
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 

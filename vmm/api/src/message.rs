@@ -94,6 +94,8 @@ pub enum Event {
     Entered {
         /// CLOCK_MONOTONIC in nanoseconds.
         at_ns: u64,
+        /// What the VMM has run on processors by then, all threads together, in nanoseconds.
+        cpu_ns: u64,
     },
     /// Something in the guest opened a stream to this host port. One descriptor: our end of it.
     Connected {

@@ -99,7 +99,7 @@ async fn read_events(
                 }
                 None => log::warn!("the VMM says that it was born twice"),
             },
-            Ok((Event::Entered { at_ns }, _)) => trace::mark_at("entered", &kvm.id, at_ns),
+            Ok((Event::Entered { at_ns, cpu_ns }, _)) => trace::mark_entry(&kvm.id, at_ns, cpu_ns),
             Ok((Event::Connected { port }, Some(fd))) => kvm.connected(port, fd),
             Ok((Event::Connected { port }, None)) => log::error!("stream on port {port} came without descriptor"),
             Ok((Event::Exited { reason, console }, _)) => return Some(obituary(&reason, &console)),
